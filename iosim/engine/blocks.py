@@ -1,0 +1,209 @@
+"""Runs the blocks of launches on a chip with caches: occupancy, refills, blocks as others finish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iosim.chip import Chip
+from iosim.engine import interleave as il
+from iosim.launch import Launch, blocks_per_core, require_fit
+from iosim.memory.cache import index, new_cache
+from iosim.memory.hierarchy import SERVER_COLUMNS
+from iosim.memory.l2 import (
+    DIRTY_NOW,
+    DRAM_READ,
+    DRAM_WRITE,
+    FABRIC,
+    L1_FILL,
+    L1_WRITE,
+    TALLY_COLUMNS,
+    home_of,
+    write_sectors,
+)
+from iosim.memory.model import gpu_model
+from iosim.ops import OP_DTYPE
+from iosim.jit import jit
+from iosim.traffic import OperandTraffic, Traffic
+
+_BUFFER_BYTES = 4 << 20  # for the operations of all resident blocks together
+_LEAST_STEPS = 4  # steps that one refill asks for at least
+_MOST_STEPS = 256
+_RESIDUE_ADDRESS = 1 << 30  # what others left dirty lies below all tensors
+_OWNER_NOBODY = 255  # tally row of lines that belong to no operand of this launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What one launch moved: in total, per operand, and how many cycles the blocks took."""
+
+    traffic: Traffic
+    operands: dict[str, OperandTraffic]
+    makespan_cycles: float
+
+
+class CachedMemory:
+    """The L2 of a chip, kept from launch to launch; what is dirty in it at first is the profiler's."""
+
+    def __init__(self, chip: Chip) -> None:
+        level = chip.levels["l2"]
+        sets = level.capacity_bytes // (level.line_bytes * level.ways)
+        self.tags = new_cache(sets * level.partitions, level.ways)
+        self.dirty_sectors = 0
+        self._residue_lines = level.dirty_before_bytes // level.line_bytes
+
+    def disown(self) -> None:
+        """Lines of earlier launches keep their bytes but belong to no operand of the next one."""
+        valid = self.tags >= 0
+        self.tags[valid] |= _OWNER_NOBODY << 8
+
+    def soil(self, tally: NDArray[np.int64], model: Any) -> None:
+        """Makes the residue dirty that is there before a profiled kernel starts."""
+        _soil(self.tags, self._residue_lines, tally, model)
+
+
+@jit
+def _soil(tags, lines, tally, model):
+    first = _RESIDUE_ADDRESS // model.line_bytes
+    for line in range(first, first + lines):
+        home, local = home_of(line, model.home_lines, model.partitions)
+        row = index(local, model.l2_sets, model.l2_run)
+        write_sectors(tags, line, model.sector_all, home, row, _OWNER_NOBODY, tally, model)
+    tally[:_OWNER_NOBODY, :] = 0
+    tally[_OWNER_NOBODY, :] = 0
+
+
+class BlockRun:
+    """One launch on one chip: prepares the packed state, then feeds the jitted loop."""
+
+    def __init__(
+        self, launch: Launch, chip: Chip, memory: CachedMemory, clock_hz: float, seed: int
+    ) -> None:
+        require_fit(launch, chip)
+        assert chip.limits is not None
+        self.launch = launch
+        self.memory = memory
+        self.launch_cycles = chip.limits.block_launch_cycles
+        self.cores = chip.cores.count
+        resident = blocks_per_core(launch.footprint, chip.limits)
+        self.slots = min(resident * self.cores, launch.blocks)
+        self.model = gpu_model(chip, launch, clock_hz, resident)
+        rng = np.random.default_rng(seed)
+        spread = 1 + chip.cores.block_speed_spread * rng.standard_normal(launch.blocks)
+        self.speeds = np.clip(spread, 0.5, 2.0)
+        self.tally = np.zeros((_OWNER_NOBODY + 2, TALLY_COLUMNS), dtype=np.int64)
+        self.tally[-1, DIRTY_NOW] = memory.dirty_sectors
+        ends, per_step = launch.ops_at_ends, launch.ops_per_step
+        kept = ends + per_step * (launch.stages + 1)
+        room = _BUFFER_BYTES // OP_DTYPE.itemsize // self.slots
+        self.chunk = int(np.clip((room - kept) // per_step, _LEAST_STEPS, _MOST_STEPS))
+        capacity = kept + ends + per_step * self.chunk
+        self.ops = np.zeros((self.slots, capacity), dtype=OP_DTYPE)
+        self.ints = np.zeros((self.slots, il.INT_COLUMNS), dtype=np.int64)
+        self.floats = np.zeros((self.slots, il.ARRIVALS + capacity))
+        self.heap = np.zeros(2 * self.slots + 2, dtype=np.int64)
+        self.servers = np.zeros((self.cores + 1, SERVER_COLUMNS))
+        l1 = new_cache(int(self.model["l1_sets"]) * self.cores, int(self.model["l1_ways"]))
+        self.caches = (memory.tags, l1)
+        self.emitted = np.zeros(self.slots, dtype=np.int64)
+        self.block_of = np.zeros(self.slots, dtype=np.int64)
+
+    def run(self, soil: bool) -> Counts:
+        """Runs all blocks; `soil` says whether the profiler's residue is in the cache first."""
+        if soil:
+            self.memory.soil(self.tally, self.model)
+        for slot in range(self.slots):
+            self.start(slot, slot, (slot // self.cores) * float(self.launch_cycles))
+        waiting, end = self.slots, 0.0
+        state = (self.heap, self.floats, self.ints, self.ops)
+        rest = (self.caches, self.servers, self.tally, self.model)
+        while True:
+            what, slot = il.advance(*state, *rest)
+            if what == il.REFILL:
+                self.refill(slot)
+            elif what == il.DONE:
+                now = self.floats[slot, il.COMPUTE_KEY]
+                end = max(end, now)
+                if waiting < self.launch.blocks:
+                    self.start(slot, waiting, now + self.launch_cycles)
+                    waiting += 1
+            else:
+                break
+        self.memory.dirty_sectors = int(self.tally[-1, DIRTY_NOW])
+        return self.counts(end)
+
+    def start(self, slot: int, block: int, now: float) -> None:
+        """Puts `block` into `slot` at `now`."""
+        ints, floats = self.ints[slot], self.floats[slot]
+        ints[:] = 0
+        ints[il.CORE] = slot % self.cores
+        ints[il.STARTED] = -1
+        ints[il.BLOCKED] = il.LOADS_DRY
+        floats[:] = 0.0
+        floats[il.TIME] = floats[il.LOAD_KEY] = now
+        floats[il.SPEED] = self.speeds[block]
+        self.block_of[slot], self.emitted[slot] = block, 0
+        self.refill(slot)
+        il.add_agent(self.heap, 2 * slot + 1, now, self.floats)
+
+    def refill(self, slot: int) -> None:
+        """Drops the operations that are done, asks the block program for the next steps."""
+        ints, ops = self.ints[slot], self.ops[slot]
+        done, count = int(ints[il.COMPUTED]), int(ints[il.COUNT])
+        left = count - done
+        if left:
+            ops[:left] = ops[done:count].copy()
+            arrivals = self.floats[slot, il.ARRIVALS :]
+            arrivals[:left] = arrivals[done:count].copy()
+        first = int(self.emitted[slot])
+        written, finished = self.launch.program(
+            int(self.block_of[slot]), first, first + self.chunk, self.launch.params, ops[left:], None
+        )
+        self.emitted[slot] = first + self.chunk
+        ints[il.COUNT] = left + written
+        ints[il.MORE] = not finished
+        ints[il.COMPUTED] = 0
+        ints[il.LOADED] -= done
+        if ints[il.BLOCKED] & il.LOADS_DRY:
+            ints[il.BLOCKED] &= ~il.LOADS_DRY
+            il.add_agent(self.heap, 2 * slot, self.floats[slot, il.LOAD_KEY], self.floats)
+
+    def counts(self, end: float) -> Counts:
+        """The tally as bytes."""
+        size = int(self.model["sector_bytes"])
+        total = self.tally[:-1].sum(axis=0) * size
+        traffic = Traffic(
+            dram_read_bytes=int(total[DRAM_READ]),
+            dram_write_bytes=int(total[DRAM_WRITE]),
+            dirty_left_bytes=self.memory.dirty_sectors * size,
+            l1_fill_bytes=int(total[L1_FILL]),
+            l1_write_bytes=int(total[L1_WRITE]),
+            l2_from_l1_bytes=int(total[L1_FILL] + total[L1_WRITE]),
+            l2_fabric_bytes=int(total[FABRIC]),
+        )
+        operands = {
+            operand.name: OperandTraffic(
+                dram_read_bytes=int(row[DRAM_READ]),
+                dram_write_bytes=int(row[DRAM_WRITE]),
+                l1_fill_bytes=int(row[L1_FILL]),
+                l1_write_bytes=int(row[L1_WRITE]),
+                l2_hit_bytes=max(0, int(row[L1_FILL] - row[DRAM_READ])),
+                unique_bytes=operand.unique_bytes,
+            )
+            for operand, row in zip(self.launch.operands, self.tally * size, strict=False)
+        }
+        return Counts(traffic=traffic, operands=operands, makespan_cycles=end)
+
+
+def run_blocks(
+    launch: Launch, chip: Chip, memory: CachedMemory, *, clock_hz: float, seed: int, soil: bool
+) -> Counts:
+    """Runs one launch through `memory`; same arguments, same counts.
+
+    Raises DoesNotFitError where a block does not fit the chip.
+    """
+    memory.disown()
+    return BlockRun(launch, chip, memory, clock_hz, seed).run(soil)

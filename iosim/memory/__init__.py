@@ -1,0 +1,1 @@
+"""The memory hierarchy: layout of tensors, caches, partitions, DRAM, and software-managed VMEM."""
