@@ -5,19 +5,12 @@ The engine reads it to know who runs when, the pipeline to know where the time g
 
 from __future__ import annotations
 
-import numpy as np
-
 from iosim.chip import Chip
 from iosim.jit import inline
 from iosim.ops import EXP, MATRIX, VECTOR
 
-#: cycles per operation of each unit; a product of fewer than `matrix_min_rows` rows takes the slow path
-UNITS = np.dtype(
-    [
-        (name, np.float64)
-        for name in ("matrix_min_rows", "matrix_fast", "matrix_slow", "exp", "vector")
-    ]
-)
+#: cycles per operation of each unit; a product of fewer than `matrix_min_rows` rows is slower
+UNITS = ("matrix_min_rows", "matrix_fast", "matrix_slow", "exp", "vector")
 
 
 def unit_costs(chip: Chip, dtype: str) -> dict[str, float]:

@@ -8,11 +8,21 @@ and whether the block is done. With `tensors` it also computes; with None Numba 
 
 from __future__ import annotations
 
-from iosim.jit import inline
-from iosim.jit import jit as block_program
+from iosim.jit import inline, numeric
+from iosim.jit import program as block_program
 from iosim.ops import BARRIER, EXP, LOAD, MATRIX, STORE, VECTOR
 
-__all__ = ["block_program", "compute", "exps", "load", "matrix", "move", "store", "vector"]
+__all__ = [
+    "barrier",
+    "block_program",
+    "exps",
+    "inline",
+    "load",
+    "matrix",
+    "numeric",
+    "store",
+    "vector",
+]
 
 
 @inline

@@ -9,7 +9,7 @@ lines, sectors and padding by itself.
 | kind | LOAD, STORE, ATOMIC, MATRIX, EXP, VECTOR, BARRIER |
 | tensor | index of the operand in the launch (memory operations) |
 | flags | L1_BYPASS, WINDOW, … |
-| step | pipeline step that the operation belongs to; a load may run ahead of it by `stages` - 1 steps |
+| step | pipeline step of the operation; a load may run ahead of it by `stages` - 1 steps |
 | waits | the operation starts once all earlier loads of steps ≤ `waits` have arrived; -1: nothing |
 | slot | WINDOW loads and stores: which double-buffered window of the block |
 | address, rows, row_bytes, pitch_bytes | the box: `rows` runs of `row_bytes`, `pitch_bytes` apart |

@@ -50,9 +50,7 @@ class Attention:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "seqlen_k", self.seqlen_k or self.seqlen)
-        _require_positive(
-            self, "batch", "heads", "kv_heads", "seqlen", "seqlen_k", "head_dim"
-        )
+        _require_positive(self, "batch", "heads", "kv_heads", "seqlen", "seqlen_k", "head_dim")
         if self.heads % self.kv_heads:
             raise RequestError(
                 f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly; "
@@ -176,7 +174,9 @@ class Schedule:
     def __post_init__(self) -> None:
         _require_choice("order", self.order, ORDERS)
         if any(t < 1 for t in self.tile):
-            raise RequestError(f"tile sizes must be at least 1, not {'x'.join(map(str, self.tile))}")
+            raise RequestError(
+                f"tile sizes must be at least 1, not {'x'.join(map(str, self.tile))}"
+            )
         for name in ("stages", "warps", "registers", "shared_bytes"):
             if getattr(self, name) < 0:
                 raise RequestError(f"{name} must not be negative")

@@ -1,4 +1,4 @@
-"""The algorithms, one per file: a jitted block program that computes and counts, and its closed forms.
+"""The algorithms, one per file: a jitted block program that computes and counts, closed forms.
 
 `kernel_names()` lists them without importing one; `load_kernel(name)` imports the one asked for.
 """

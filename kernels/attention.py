@@ -6,6 +6,7 @@ Not an algorithm: those stand one per file beside this one.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from iosim.chip import Chip
 from iosim.errors import RequestError
 from iosim.jit import inline
 from iosim.launch import Operand
-from iosim.memory.layout import Matrix, addresses, matrix
+from iosim.memory.layout import Matrix, matrix
 from iosim.problem import Attention, Problem, Schedule
 from iosim.units import ceil_div, dtype_bytes
 
@@ -27,7 +28,8 @@ PARAMS = np.dtype(
         for name in (
             "heads", "group", "seqlen", "seqlen_k", "head_dim", "tile_m", "tile_n",
             "causal", "diagonal", "window", "head_first", "grid", "bypass",
-            "q_rows", "k_rows", "row_bytes", "score_row_bytes", "score_rows", "probability_row_bytes",
+            "q_rows", "k_rows", "row_bytes",
+            "score_row_bytes", "score_rows", "probability_row_bytes",
             "q", "k", "v", "o", "lse", "row_sum", "row_max", "scores", "probabilities",
         )
     ]
@@ -54,14 +56,17 @@ class Tensors:
             itemsize=size,
         )
 
-    def operands(self, where: list[int], **roles: str) -> tuple[Operand, ...]:
-        """Q, K, V and O at the addresses `where`; a role other than in, in, in, out by name."""
-        names = ("Q", "K", "V", "O")
-        sizes = (self.q.size_bytes, self.k.size_bytes, self.k.size_bytes, self.q.size_bytes)
-        default = {"Q": "in", "K": "in", "V": "in", "O": "out"}
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Bytes of Q, K, V, O."""
+        return self.q.size_bytes, self.k.size_bytes, self.k.size_bytes, self.q.size_bytes
+
+    def operands(self, where: Sequence[int]) -> tuple[Operand, ...]:
+        """Q, K, V read and O written, at the addresses `where`."""
+        roles = (("Q", "in"), ("K", "in"), ("V", "in"), ("O", "out"))
         return tuple(
-            operand(name, roles.get(name, default[name]), address, size)
-            for name, address, size in zip(names, where, sizes, strict=False)
+            operand(name, role, address, size)
+            for (name, role), address, size in zip(roles, where, self.sizes, strict=False)
         )
 
 
@@ -80,7 +85,9 @@ def require_attention(problem: Problem) -> Attention:
     return problem
 
 
-def parameters(problem: Attention, schedule: Schedule, chip: Chip, **values: float) -> Any:
+def parameters(
+    problem: Attention, schedule: Schedule, chip: Chip, values: Mapping[str, float]
+) -> Any:
     """The record of PARAMS that an attention block program reads; `values` adds addresses."""
     tensors = Tensors.of(problem, chip)
     record = np.zeros(1, dtype=PARAMS)
@@ -106,11 +113,6 @@ def parameters(problem: Attention, schedule: Schedule, chip: Chip, **values: flo
     for name, value in {**common, **values}.items():
         record[name] = value
     return record[0]
-
-
-def place(*sizes: int) -> list[int]:
-    """Addresses of tensors laid one after the other."""
-    return addresses(*sizes)
 
 
 def score_registers(tile_m: int, tile_n: int, head_dim: int, threads: int) -> int:

@@ -17,8 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from iosim.chip import Chip
-from iosim.emit import block_program, exps, load, matrix, store, vector
-from iosim.jit import inline
+from iosim.emit import block_program, exps, load, matrix, numeric, store, vector
 from iosim.kernels.attention import (
     STATISTIC_BYTES,
     Tensors,
@@ -26,22 +25,23 @@ from iosim.kernels.attention import (
     key_tiles,
     operand,
     parameters,
-    place,
     require_attention,
     score_registers,
     visible_keys,
 )
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch
+from iosim.memory.layout import addresses
 from iosim.ops import L1_BYPASS, WINDOW
 from iosim.problem import Attention, Problem, Schedule, tiles
 from iosim.traffic import Work
 from iosim.units import round_up
 
 Q, K, V, O, LSE = range(5)
-RESCALE_OPS = 4  # vector operations per score: scale, maximum, subtraction, row sum
+SOFTMAX_OPS = 5  # vector operations per score: scale, maximum, subtraction, sum, conversion
+MASK_OPS = 2  # more where a mask may hide keys: comparison, selection
 
 
-@inline
+@numeric
 def attend(q, k, v, head, kv, row0, rows, key0, keys, m, total, acc, p):
     """One step of the online softmax on real numbers: updates m, total and acc in place."""
     for r in range(rows):
@@ -67,7 +67,7 @@ def attend(q, k, v, head, kv, row0, rows, key0, keys, m, total, acc, p):
         m[r] = peak
 
 
-@inline
+@numeric
 def finish(o, lse, head, row0, rows, m, total, acc, p):
     """Writes the output rows and their log-sum-exp; fully masked rows are 0 and -inf."""
     for r in range(rows):
@@ -88,6 +88,7 @@ def flash2(block, first, last, p, out, tensors):
     steps = (p.seqlen_k + p.tile_n - 1) // p.tile_n if p.grid else tile_end - tile0
     flags = WINDOW if p.grid else (L1_BYPASS if p.bypass else 0)
     once = WINDOW if p.grid else 0
+    softmax_ops = SOFTMAX_OPS + MASK_OPS * (p.causal | (p.window > 0))
     q_rows = min(p.tile_m, p.q_rows - row0)
     q_at = (head * p.q_rows + row0) * p.row_bytes
     n = 0
@@ -108,10 +109,11 @@ def flash2(block, first, last, p, out, tensors):
         n = load(out, n, K, flags, step, p.k + at, k_rows, p.row_bytes, p.row_bytes)
         if not idle:
             n = matrix(out, n, step, p.tile_m, p.tile_n, p.head_dim)
-            n = vector(out, n, step, p.tile_m, p.tile_n, RESCALE_OPS)
+            n = vector(out, n, step, p.tile_m, p.tile_n, softmax_ops)
             n = exps(out, n, step, p.tile_m, p.tile_n)
         n = load(out, n, V, flags, step, p.v + at, k_rows, p.row_bytes, p.row_bytes)
         if not idle:
+            n = vector(out, n, step, p.tile_m, p.head_dim, 1)  # rescale what is accumulated
             n = matrix(out, n, step, p.tile_m, p.head_dim, p.tile_n)
             if tensors is not None:
                 q, k, v = tensors[0], tensors[1], tensors[2]
@@ -129,7 +131,7 @@ def flash2(block, first, last, p, out, tensors):
 
 
 def default_schedule(problem: Problem, chip: Chip) -> Schedule:
-    """128 × 64 with two stages on a GPU (128 × 32 for wide heads), 512 × 512 windows on a TPU."""
+    """128 × 64 with two stages on a GPU, 512 × 512 windows on a TPU."""
     attention = require_attention(problem)
     if chip.grid is not None:
         side = (512, 512)
@@ -173,22 +175,20 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
     tensors = Tensors.of(attention, chip)
     heads = attention.batch * attention.heads
     lse_bytes = 0 if chip.grid else heads * attention.seqlen * STATISTIC_BYTES
-    where = place(
-        tensors.q.size_bytes, tensors.k.size_bytes, tensors.k.size_bytes, tensors.q.size_bytes, lse_bytes
-    )
+    where = addresses(*tensors.sizes, lse_bytes)
     operands = tensors.operands(where)
-    addresses = dict(zip(("q", "k", "v", "o"), where, strict=False))
+    starts = dict(zip(("q", "k", "v", "o"), where, strict=False))
     if lse_bytes:
         operands += (operand("lse", "out", where[4], lse_bytes),)
-        addresses["lse"] = where[4]
+        starts["lse"] = where[4]
     return (
         Launch(
             name="flash2",
             program=flash2,
-            params=parameters(attention, schedule, chip, **addresses),
+            params=parameters(attention, schedule, chip, starts),
             blocks=heads * tiles(attention.seqlen, schedule.tile[0]),
             steps=tiles(attention.seqlen_k, schedule.tile[1]),
-            ops_per_step=6,
+            ops_per_step=7,
             ops_at_ends=3,
             operands=operands,
             footprint=footprint(attention, schedule, chip),
@@ -228,12 +228,13 @@ def work(problem: Problem, schedule: Schedule) -> Work:
     attention = require_attention(problem)
     m, n = schedule.tile[:2]
     scores = visited(attention, schedule) * m * n * attention.batch * attention.heads
+    ops = SOFTMAX_OPS + MASK_OPS * (attention.causal or attention.window > 0)
     return Work(
         flops=attention.matrix_flops(),
         exps=attention.exps,
         issued_flops=4 * scores * attention.head_dim,
         issued_exps=scores,
-        issued_vector_ops=RESCALE_OPS * scores,
+        issued_vector_ops=scores * ops + scores // n * attention.head_dim,
     )
 
 
@@ -241,7 +242,7 @@ def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Clos
     """Bytes that arrive at the cores and leave them, from tile counts alone."""
     attention = require_attention(problem)
     heads = attention.batch * attention.heads
-    m, n = schedule.tile[:2]
+    n = schedule.tile[1]
     d = attention.head_dim * Tensors.of(attention, chip).itemsize
     if chip.grid is not None:
         return ()
@@ -279,7 +280,12 @@ KERNEL = Kernel(
     problem=Attention,
     loops="parallel over (batch · head, query tile); inside, over key tiles: K, scores, softmax, V",
     machines=("gpu", "tpu"),
-    parameters={},
+    parameters={
+        "tile": "query rows × key rows (TPU: block_q × block_k_major × block_k)",
+        "order": "query: tiles of one head follow each other; head: one tile of every head first",
+        "stages": "steps that loads run ahead of, plus one (shared memory grows with it)",
+        "causal, window": "key tiles that no row of the query tile sees are not visited",
+    },
     default_schedule=default_schedule,
     launches=launches,
     closed_forms=closed_forms,

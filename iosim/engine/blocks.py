@@ -1,4 +1,4 @@
-"""Runs the blocks of launches on a chip with caches: occupancy, refills, blocks as others finish."""
+"""Runs the blocks of a launch on a chip with caches, each next one where another has finished."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from iosim.chip import Chip
 from iosim.engine import interleave as il
+from iosim.jit import jit
 from iosim.launch import Launch, blocks_per_core, require_fit
-from iosim.memory.cache import index, new_cache
+from iosim.memory.cache import new_cache
 from iosim.memory.hierarchy import SERVER_COLUMNS
 from iosim.memory.l2 import (
     DIRTY_NOW,
@@ -21,12 +22,12 @@ from iosim.memory.l2 import (
     L1_FILL,
     L1_WRITE,
     TALLY_COLUMNS,
-    home_of,
+    row_of,
+    spot_of,
     write_sectors,
 )
 from iosim.memory.model import gpu_model
 from iosim.ops import OP_DTYPE
-from iosim.jit import jit
 from iosim.traffic import OperandTraffic, Traffic
 
 _BUFFER_BYTES = 4 << 20  # for the operations of all resident blocks together
@@ -46,7 +47,7 @@ class Counts:
 
 
 class CachedMemory:
-    """The L2 of a chip, kept from launch to launch; what is dirty in it at first is the profiler's."""
+    """The L2 of a chip, kept from launch to launch; what is dirty at first is the profiler's."""
 
     def __init__(self, chip: Chip) -> None:
         level = chip.levels["l2"]
@@ -67,11 +68,11 @@ class CachedMemory:
 
 @jit
 def _soil(tags, lines, tally, model):
-    first = _RESIDUE_ADDRESS // model.line_bytes
+    first = _RESIDUE_ADDRESS >> model.line_shift
     for line in range(first, first + lines):
-        home, local = home_of(line, model.home_lines, model.partitions)
-        row = index(local, model.l2_sets, model.l2_run)
-        write_sectors(tags, line, model.sector_all, home, row, _OWNER_NOBODY, tally, model)
+        spot = spot_of(line >> model.group_shift << model.group_shift, model)
+        row = row_of(line, spot, model)
+        write_sectors(tags, line, model.sector_all, spot[0], row, _OWNER_NOBODY, tally, model)
     tally[:_OWNER_NOBODY, :] = 0
     tally[_OWNER_NOBODY, :] = 0
 
@@ -160,7 +161,12 @@ class BlockRun:
             arrivals[:left] = arrivals[done:count].copy()
         first = int(self.emitted[slot])
         written, finished = self.launch.program(
-            int(self.block_of[slot]), first, first + self.chunk, self.launch.params, ops[left:], None
+            int(self.block_of[slot]),
+            first,
+            first + self.chunk,
+            self.launch.params,
+            ops[left:],
+            None,
         )
         self.emitted[slot] = first + self.chunk
         ints[il.COUNT] = left + written

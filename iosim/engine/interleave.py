@@ -1,12 +1,12 @@
 """The jitted loop of the engine: resident blocks interleaved in time.
 
 A resident block is two agents that share its list of operations. The load agent runs ahead of the
-compute agent by up to `stages` - 1 steps, as a software-pipelined loop does; with one stage it waits
-until the compute agent reaches the load. The compute agent takes operations in program order, waits
+compute agent by up to `stages` - 1 steps, as a software-pipelined loop does; with one stage it
+waits until the compute agent reaches the load. The compute agent takes operations in program order, waits
 for the data of the loads before them and for its unit of the core, and performs the stores. A heap
 holds the agents by time, so that all memory accesses happen in time order.
 
-`advance` returns when a block's buffer runs dry or the block ends; the caller refills or replaces it.
+`advance` returns when a block's buffer runs dry or the block ends: the caller refills or replaces.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def next_load(slot, ops, blocks_i):
 @inline
 def wake_loads(slot, now, heap, ops, blocks_f, blocks_i, model):
     """Lets the load agent go on if it waited for what the compute agent just did."""
-    if blocks_i[slot, BLOCKED] & LOAD_AT_GATE:
-        if may_load(slot, ops[slot, blocks_i[slot, LOADED]], blocks_i, model):
-            blocks_i[slot, BLOCKED] &= ~LOAD_AT_GATE
-            push(heap, 2 * slot, now, blocks_f)
+    waits = blocks_i[slot, BLOCKED] & LOAD_AT_GATE
+    if waits and may_load(slot, ops[slot, blocks_i[slot, LOADED]], blocks_i, model):
+        blocks_i[slot, BLOCKED] &= ~LOAD_AT_GATE
+        push(heap, 2 * slot, now, blocks_f)
 
 
 @inline
@@ -198,7 +198,7 @@ def add_agent(heap, agent, key, blocks_f):
 
 @jit
 def advance(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
-    """Runs until a block needs the caller: (REFILL or DONE, slot), or (IDLE, -1) at the very end."""
+    """Runs until a block needs the caller: (REFILL or DONE, slot), or (IDLE, -1) at the end."""
     while heap[0] > 0:
         agent = heap[1]
         if agent & 1:

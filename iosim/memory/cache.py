@@ -82,9 +82,9 @@ def popcount(mask):
 
 
 @inline
-def sectors(first_byte, last_byte, sector_bytes):
+def sectors(first_byte, last_byte, sector_shift):
     """The mask of the sectors from `first_byte` to `last_byte` inside a line."""
-    return (2 << (last_byte // sector_bytes)) - (1 << (first_byte // sector_bytes))
+    return (2 << (last_byte >> sector_shift)) - (1 << (first_byte >> sector_shift))
 
 
 @inline
@@ -114,18 +114,17 @@ def access(tags, base, ways, line, mask, write):
 def replay(tags, ways, run, addresses, lengths, writes, shape, counts):
     """Runs a trace of byte accesses through `tags`, adding to `counts` per line touched.
 
-    `shape` is (line_bytes, sector_bytes); `run` 0 takes the plain modulo index. FETCHED and
-    WRITTEN count sectors.
+    `shape` is (log2 of line bytes, of sector bytes); `run` 0 takes the plain modulo index.
+    FETCHED and WRITTEN count sectors.
     """
-    line_bytes, sector_bytes = shape
+    line_shift, sector_shift = shape
+    size = 1 << line_shift
     sets = tags.size // ways
     for i in range(addresses.size):
         end = addresses[i] + lengths[i] - 1
-        for line in range(addresses[i] // line_bytes, end // line_bytes + 1):
-            start = line * line_bytes
-            mask = sectors(
-                max(addresses[i] - start, 0), min(end - start, line_bytes - 1), sector_bytes
-            )
+        for line in range(addresses[i] >> line_shift, (end >> line_shift) + 1):
+            start = line << line_shift
+            mask = sectors(max(addresses[i] - start, 0), min(end - start, size - 1), sector_shift)
             row = index(line, sets, run) if run else line % sets
             missing, evicted = access(tags, row * ways, ways, line, mask, writes[i])
             counts[MISSES if missing else HITS] += 1
@@ -153,10 +152,14 @@ class Cache:
         self.line_bytes = line_bytes
         self.sector_bytes = sector_bytes or line_bytes
         row_bytes = line_bytes * ways
+        if line_bytes & (line_bytes - 1) or self.sector_bytes & (self.sector_bytes - 1):
+            raise ValueError(f"line {line_bytes} and sector {sector_bytes} must be powers of two")
         if capacity_bytes <= 0 or capacity_bytes % row_bytes:
             raise ValueError(f"capacity {capacity_bytes} is not a multiple of {row_bytes}")
         if ceil_div(self.line_bytes, self.sector_bytes) > 4 or line_bytes % self.sector_bytes:
-            raise ValueError(f"a line of {line_bytes} bytes cannot have 1 to 4 sectors of {sector_bytes}")
+            raise ValueError(
+                f"a line of {line_bytes} bytes cannot have 1 to 4 sectors of {sector_bytes}"
+            )
         sets = capacity_bytes // row_bytes
         self._tags, self._ways = new_cache(sets, ways), ways
         self._run = run_lines(sets) if balanced else 0
@@ -167,7 +170,7 @@ class Cache:
         where = np.ascontiguousarray(addresses, dtype=np.int64)
         long = np.ascontiguousarray(np.broadcast_to(lengths, where.shape), dtype=np.int64)
         wr = np.ascontiguousarray(np.broadcast_to(writes, where.shape), dtype=np.bool_)
-        shape = (self.line_bytes, self.sector_bytes)
+        shape = (self.line_bytes.bit_length() - 1, self.sector_bytes.bit_length() - 1)
         replay(self._tags, self._ways, self._run, where, long, wr, shape, self._counts)
 
     @property

@@ -9,15 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from iosim.jit import inline
-from iosim.memory.cache import access, index, popcount, sectors
+from iosim.memory.cache import access, popcount, sectors
 from iosim.memory.l2 import (
     DRAM_READ,
     FABRIC,
     L1_FILL,
     L1_WRITE,
-    home_of,
     read_near,
     read_sectors,
+    row_of,
+    spot_of,
     write_sectors,
 )
 from iosim.ops import L1_BYPASS
@@ -76,69 +77,112 @@ def occupy(servers, row, column, now, size, bytes_per_cycle):
 def walk(caches, op, core, write, tally, model):
     """All lines of a box in address order; runs of one line in consecutive rows are merged.
 
-    Returns the sectors moved between core and L2, those of DRAM, and whether any went far.
+    Returns the sectors moved between core and L2, those of DRAM, and those over the fabric.
     """
     rows = np.int64(op.rows)
     row_bytes = np.int64(op.row_bytes)
     if op.pitch_bytes == row_bytes:
         row_bytes *= rows
         rows = 1
+        aligned = (op.address | row_bytes) & ((1 << model.line_shift) - 1) == 0
+        if op.flags & L1_BYPASS and aligned and not write:
+            return read_lines(caches[0], op, row_bytes, core, tally, model)
     moved = dram = far = 0
-    pending = np.int64(-1)
+    group = line_before = np.int64(-1)
+    spot = (np.int64(0), np.int64(0), np.int64(0), np.int64(0))
     mask = 0
-    size = model.line_bytes
+    shift = model.line_shift
+    size = np.int64(1) << shift
     for r in range(rows):
         first = op.address + r * op.pitch_bytes
         end = first + row_bytes
-        line = first // size
-        start = line * size
-        while start < end:
+        for line in range(first >> shift, ((end - 1) >> shift) + 1):
+            start = line << shift
             part = model.sector_all
             if start < first or start + size > end:
                 part = sectors(
-                    max(first - start, 0), min(end - start, size) - 1, model.sector_bytes
+                    max(first - start, 0), min(end - start, size) - 1, model.sector_shift
                 )
-            if line == pending:
+            if line == line_before:
                 mask |= part
-            else:
-                if pending >= 0:
-                    m, d, f = line_access(caches, op, pending, mask, core, write, tally, model)
-                    moved, dram, far = moved + m, dram + d, far + f
-                pending = line
-                mask = part
-            line += 1
-            start += size
-    m, d, f = line_access(caches, op, pending, mask, core, write, tally, model)
+                continue
+            if line_before >= 0:
+                m, d, f = line_access(
+                    caches, op, line_before, mask, core, write, spot, tally, model
+                )
+                moved, dram, far = moved + m, dram + d, far + f
+            if line >> model.group_shift != group:
+                group = line >> model.group_shift
+                spot = spot_of(group << model.group_shift, model)
+            line_before, mask = line, part
+    m, d, f = line_access(caches, op, line_before, mask, core, write, spot, tally, model)
     return moved + m, dram + d, far + f
 
 
 @inline
-def line_access(caches, op, line, mask, core, write, tally, model):
-    """One line through L1 (loads without bypass) and L2: sectors moved, of DRAM, over the fabric."""
+def read_lines(tags, op, size_bytes, core, tally, model):
+    """The common case of `walk`, a load of whole consecutive lines past L1: the same, faster."""
+    line = op.address >> model.line_shift
+    end = line + (size_bytes >> model.line_shift)
+    group_mask = (1 << model.group_shift) - 1
+    run_mask = model.l2_run - 1
+    ways = model.l2_ways
+    everything = model.sector_all
+    side = core % model.partitions
+    own_first = side * model.l2_sets
+    moved = (end - line) * popcount(everything)
+    dram = fabric = 0
+    while line < end:
+        home, first, turn, inside = spot_of(line & ~group_mask, model)
+        stop = min(end, (line | group_mask) + 1)
+        own = (own_first + first) * ways
+        for at in range(line, stop):
+            row = ((inside + (at & group_mask)) ^ turn) & run_mask
+            base = own + row * ways
+            if read_near(tags, base, ways, at, everything):
+                continue
+            far = np.int64(-1)
+            if home != side:
+                far = base
+                base = (home * model.l2_sets + first + row) * ways
+            d, f, w = read_sectors(tags, at, everything, base, far, tally, model)
+            tally[op.tensor, DRAM_READ] += d
+            tally[op.tensor, FABRIC] += f
+            dram += d + w
+            fabric += f
+        line = stop
+    return moved, dram, fabric
+
+
+@inline
+def line_access(caches, op, line, mask, core, write, spot, tally, model):
+    """One line through L1 (loads without bypass) and L2: sectors moved, of DRAM, over the fabric.
+
+    `spot` is where the group of the line lies in the L2, as `spot_of` gives it.
+    """
     tags, l1 = caches
+    ways = model.l2_ways
     side = core % model.partitions
     if not write and not op.flags & L1_BYPASS:
-        base = (core * model.l1_sets + index(line, model.l1_sets, model.l1_run)) * model.l1_ways
+        base = (core * model.l1_sets + line % model.l1_sets) * model.l1_ways
         mask, _ = access(l1, base, model.l1_ways, line, mask, False)
         if mask == 0:
             return 0, 0, 0
-    home, local = home_of(line, model.home_lines, model.partitions)
-    row = index(local, model.l2_sets, model.l2_run)
-    tensor = op.tensor
+    home = spot[0]
+    row = row_of(line, spot, model)
     moved = popcount(mask)
     if write:
-        written = write_sectors(tags, line, mask, home, row, tensor, tally, model)
+        written = write_sectors(tags, line, mask, home, row, op.tensor, tally, model)
         if home != side:
-            tally[tensor, FABRIC] += moved
+            tally[op.tensor, FABRIC] += moved
         return moved, written, 0
-    ways = model.l2_ways
     own = (side * model.l2_sets + row) * ways
     if read_near(tags, own, ways, line, mask):
         return moved, 0, 0
     base, far = own, np.int64(-1)
     if home != side:
         base, far = (home * model.l2_sets + row) * ways, own
-    dram, fabric, written = read_sectors(tags, line, mask, home, base, far, tally, model)
-    tally[tensor, DRAM_READ] += dram
-    tally[tensor, FABRIC] += fabric
+    dram, fabric, written = read_sectors(tags, line, mask, base, far, tally, model)
+    tally[op.tensor, DRAM_READ] += dram
+    tally[op.tensor, FABRIC] += fabric
     return moved, dram + written, fabric

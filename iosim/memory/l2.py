@@ -1,8 +1,8 @@
 """A last-level cache in partitions: home lines, near copies, dirty sectors and their ceiling.
 
-Every line has a home partition (runs of `home_lines` lines alternate, hashed). A core reads through
-its own partition: a line of the other one comes over the fabric and leaves a copy there. Writes go
-to the home and drop the copies. DRAM answers in pairs of sectors where the chip does so.
+Every line has a home partition (runs of `1 << home_shift` lines alternate, hashed). A core reads
+through its own partition: a line of the other one comes over the fabric and leaves a copy there.
+Writes go to the home and drop the copies. DRAM answers in pairs of sectors where the chip does so.
 
 The partitions lie one after the other in one array. Tallies count sectors, one row per operand.
 """
@@ -10,7 +10,7 @@ The partitions lie one after the other in one array. Tallies count sectors, one 
 from __future__ import annotations
 
 from iosim.jit import inline
-from iosim.memory.cache import EMPTY, access, find, popcount, to_front
+from iosim.memory.cache import EMPTY, access, find, place, popcount, to_front
 
 #: columns of the tally
 L1_FILL, L1_WRITE, DRAM_READ, DRAM_WRITE, FABRIC = range(5)
@@ -20,12 +20,26 @@ DIRTY_NOW = 0
 
 
 @inline
-def home_of(line, home_lines, partitions):
-    """(home partition, line number inside the partition that picks the set)."""
-    group = line // home_lines
-    pair = group // partitions
+def spot_of(line, model):
+    """Where the group of lines that begins at `line` lies.
+
+    (home partition, first set of its run, rotation in the run, place in the run): a group is the
+    least stretch of lines that shares all four, so that a walk over lines needs no division.
+    """
+    piece = line >> model.home_shift
+    pair = piece // model.partitions
     fold = pair ^ (pair >> 3) ^ (pair >> 7) ^ (pair >> 12)
-    return (group + fold) % partitions, pair * home_lines + line % home_lines
+    home = (piece + fold) % model.partitions
+    local = (pair << model.home_shift) + (line & ((1 << model.home_shift) - 1))
+    first, turn = place(local // model.l2_run, model.l2_sets, model.l2_run)
+    return home, first, turn, local & (model.l2_run - 1)
+
+
+@inline
+def row_of(line, spot, model):
+    """The set of `line` inside its partition, from the spot of its group."""
+    inside = spot[3] + (line & ((1 << model.group_shift) - 1))
+    return spot[1] + ((inside ^ spot[2]) & (model.l2_run - 1))
 
 
 @inline
@@ -62,7 +76,7 @@ def read_near(tags, base, ways, line, mask):
 
 
 @inline
-def read_sectors(tags, line, mask, home, base, far_base, tally, model):
+def read_sectors(tags, line, mask, base, far_base, tally, model):
     """A core reads sectors of a line that its own partition does not hold completely.
 
     `base` is the set in the home partition, `far_base` the one in the core's own, or -1 if that is

@@ -11,16 +11,19 @@ from iosim.cost import UNITS, unit_costs
 from iosim.launch import Launch
 from iosim.memory.cache import run_lines
 
-_INT = ("line_bytes", "sector_bytes", "sector_all", "pair_mask", "partitions", "home_lines")
-_CACHE = ("l2_sets", "l2_ways", "l2_run", "l1_sets", "l1_ways", "l1_run", "dirty_max")
+_INT = (
+    "line_shift", "sector_shift", "sector_bytes", "sector_all", "pair_mask",
+    "partitions", "home_shift", "group_shift",
+)  # fmt: skip
+_CACHE = ("l2_sets", "l2_ways", "l2_run", "l1_sets", "l1_ways", "dirty_max")
 _FLOAT = (
     "near_hit", "far_hit", "near_miss", "far_miss", "l1_hit",
     "port_bytes_per_cycle", "l2_bytes_per_cycle", "dram_bytes_per_cycle",
 )  # fmt: skip
 
-MODEL_DTYPE = np.dtype(
+MODEL_DTYPE: np.dtype[Any] = np.dtype(
     [(name, np.int64) for name in (*_INT, *_CACHE, "stages")]
-    + [(name, np.float64) for name in (*_FLOAT, *UNITS.fields)]
+    + [(name, np.float64) for name in (*_FLOAT, *UNITS)]
 )
 
 
@@ -31,26 +34,26 @@ def gpu_model(chip: Chip, launch: Launch, clock_hz: float, resident: int) -> Any
     """
     l1, l2, dram = chip.levels["l1"], chip.levels["l2"], chip.dram
     assert chip.limits is not None
-    taken = resident * (
-        launch.footprint.shared_bytes + chip.limits.shared_reserved_per_block_bytes
-    )
+    taken = resident * (launch.footprint.shared_bytes + chip.limits.shared_reserved_per_block_bytes)
     l1_row = l1.line_bytes * l1.ways
     l1_bytes = max(l1.capacity_bytes - min(taken, chip.limits.shared_per_core_bytes), l1_row)
     l2_sets = l2.capacity_bytes // (l2.line_bytes * l2.ways)
     l1_sets = l1_bytes // l1_row
+    home_lines = max(1, l2.home_run_bytes // l2.line_bytes)
     values: dict[str, float] = {
-        "line_bytes": l2.line_bytes,
+        "line_shift": _log2(l2.line_bytes),
+        "sector_shift": _log2(l2.sector_bytes),
         "sector_bytes": l2.sector_bytes,
         "sector_all": (1 << (l2.line_bytes // l2.sector_bytes)) - 1,
         "pair_mask": int(dram.answer_bytes >= 2 * l2.sector_bytes),
         "partitions": l2.partitions,
-        "home_lines": max(1, l2.home_run_bytes // l2.line_bytes),
+        "home_shift": _log2(home_lines),
+        "group_shift": _log2(min(home_lines, run_lines(l2_sets))),
         "l2_sets": l2_sets,
         "l2_ways": l2.ways,
         "l2_run": run_lines(l2_sets),
         "l1_sets": l1_sets,
         "l1_ways": l1.ways,
-        "l1_run": run_lines(l1_sets),
         "dirty_max": (l2.dirty_max_bytes or 1 << 60) // l2.sector_bytes,
         "stages": launch.stages,
         "near_hit": l2.latency_cycles,
@@ -67,3 +70,7 @@ def gpu_model(chip: Chip, launch: Launch, clock_hz: float, resident: int) -> Any
     for name, value in values.items():
         record[name] = value
     return record[0]
+
+
+def _log2(value: int) -> int:
+    return value.bit_length() - 1
