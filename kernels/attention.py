@@ -90,7 +90,7 @@ def parameters(
 ) -> Any:
     """The record of PARAMS that an attention block program reads; `values` adds addresses."""
     tensors = Tensors.of(problem, chip)
-    record = np.zeros(1, dtype=PARAMS)
+    record = np.zeros(1, dtype=PARAMS).view(np.recarray)
     common = {
         "heads": problem.batch * problem.heads,
         "group": problem.group,

@@ -2,9 +2,9 @@
 
 A resident block is two agents that share its list of operations. The load agent runs ahead of the
 compute agent by up to `stages` - 1 steps, as a software-pipelined loop does; with one stage it
-waits until the compute agent reaches the load. The compute agent takes operations in program order, waits
-for the data of the loads before them and for its unit of the core, and performs the stores. A heap
-holds the agents by time, so that all memory accesses happen in time order.
+waits until the compute agent reaches the load. The compute agent takes operations in program
+order, waits for the data of the loads before them and for its unit of the core, and performs the
+stores. A heap holds the agents by time, so that all memory accesses happen in time order.
 
 `advance` returns when a block's buffer runs dry or the block ends: the caller refills or replaces.
 """

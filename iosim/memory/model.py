@@ -66,7 +66,7 @@ def gpu_model(chip: Chip, launch: Launch, clock_hz: float, resident: int) -> Any
         "dram_bytes_per_cycle": dram.bytes_per_cycle(clock_hz),
         **unit_costs(chip, launch.dtype),
     }
-    record = np.zeros(1, dtype=MODEL_DTYPE)
+    record = np.zeros(1, dtype=MODEL_DTYPE).view(np.recarray)
     for name, value in values.items():
         record[name] = value
     return record[0]
