@@ -72,6 +72,7 @@ class Launch:
     work: Work
     dtype: str
     stages: int = 1
+    matrix_rows: int = 1 << 30  # height of its matrix products: decides the instruction path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,13 +57,19 @@ class Traffic(_Sum):
 
 @dataclass(frozen=True, kw_only=True)
 class OperandTraffic(_Sum):
-    """Bytes of one operand; `unique_bytes` counts every address once (compulsory)."""
+    """Bytes of one operand; `unique_bytes` counts every address once (compulsory).
+
+    `fetches` counts windows that a grid fetched.
+    """
 
     dram_read_bytes: int = 0
     dram_write_bytes: int = 0
     l1_fill_bytes: int = 0
     l1_write_bytes: int = 0
     l2_hit_bytes: int = 0
+    vmem_fill_bytes: int = 0
+    vmem_drain_bytes: int = 0
+    fetches: int = 0
     unique_bytes: int = 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from iosim.chip import Chip
 from iosim.engine import interleave as il
+from iosim.engine.counts import Counts
 from iosim.jit import jit
 from iosim.launch import Launch, blocks_per_core, require_fit
 from iosim.memory.cache import new_cache
@@ -35,15 +35,6 @@ _LEAST_STEPS = 4  # steps that one refill asks for at least
 _MOST_STEPS = 256
 _RESIDUE_ADDRESS = 1 << 30  # what others left dirty lies below all tensors
 _OWNER_NOBODY = 255  # tally row of lines that belong to no operand of this launch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """What one launch moved: in total, per operand, and how many cycles the blocks took."""
-
-    traffic: Traffic
-    operands: dict[str, OperandTraffic]
-    makespan_cycles: float
 
 
 class CachedMemory:

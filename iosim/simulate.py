@@ -1,0 +1,136 @@
+"""The main path: (kernel, problem, schedule, chip) -> Result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from iosim.chip import Chip
+from iosim.engine.blocks import CachedMemory, run_blocks
+from iosim.engine.counts import Counts
+from iosim.engine.grid import run_grid
+from iosim.errors import RequestError
+from iosim.kernels import load_kernel
+from iosim.launch import Kernel, Launch, why_not
+from iosim.problem import Problem, Schedule
+from iosim.result import LaunchResult, Result
+from iosim.timing.roofline import floor_times
+from iosim.traffic import FIELDS
+
+CACHES = ("cold", "warm")
+
+
+def simulate(
+    kernel: str,
+    problem: Problem,
+    chip: Chip,
+    schedule: Schedule | None = None,
+    *,
+    cache: str = "cold",
+    seeds: Sequence[int] = (0,),
+    clock_hz: float = 0.0,
+) -> Result:
+    """What `kernel` moves and computes for `problem` on `chip`.
+
+    What `schedule` leaves open the kernel chooses. `cache` warm: the launches run once before, and
+    what they left in the cache is there. The first of `seeds` gives the values, all of them the
+    band. A block that does not fit gives a Result without launches, whose `why_not` says why.
+    Raises RequestError where kernel, problem and chip do not go together.
+    """
+    if cache not in CACHES:
+        raise RequestError(f"cache must be one of {', '.join(CACHES)}, not {cache!r}")
+    algorithm = load_kernel(kernel)
+    if chip.machine not in algorithm.machines:
+        known = ", ".join(algorithm.machines)
+        raise RequestError(
+            f"kernel {kernel} has no form for {chip.name} (a {chip.machine}); it has: {known}"
+        )
+    full = complete(algorithm, problem, chip, schedule or Schedule())
+    planned = algorithm.launches(problem, full, chip)
+    clock = clock_hz or chip.cores.clock_hz
+    reasons = [reason for launch in planned if (reason := why_not(launch.footprint, chip))]
+    outcome = Result(
+        kernel=kernel,
+        chip=chip,
+        problem=problem,
+        schedule=full,
+        clock_hz=clock,
+        planned=planned,
+        launches=(),
+        closed_forms=algorithm.closed_forms(problem, full, chip),
+        why_not=reasons[0] if reasons else None,
+    )
+    if reasons:
+        return outcome
+    with ThreadPoolExecutor() as pool:
+        runs = list(pool.map(lambda seed: _run(planned, chip, cache, clock, seed), seeds))
+    results = [dataclasses.replace(outcome, launches=run) for run in runs]
+    return dataclasses.replace(results[0], band=_band(results))
+
+
+def complete(kernel: Kernel, problem: Problem, chip: Chip, schedule: Schedule) -> Schedule:
+    """`schedule` with the kernel's own choice for everything that it leaves open."""
+    default = kernel.default_schedule(problem, chip)
+    tile = schedule.tile + default.tile[len(schedule.tile) :]
+    return dataclasses.replace(
+        schedule,
+        tile=tile,
+        stages=schedule.stages or default.stages,
+        warps=schedule.warps or default.warps,
+    )
+
+
+def _run(
+    planned: tuple[Launch, ...], chip: Chip, cache: str, clock_hz: float, seed: int
+) -> tuple[LaunchResult, ...]:
+    if chip.grid is not None:
+        on_chip = _kept_on_chip(planned, chip)
+        return tuple(
+            _outcome(launch, run_grid(launch, chip, on_chip), chip, clock_hz) for launch in planned
+        )
+    memory = CachedMemory(chip)
+    passes = 2 if cache == "warm" else 1
+    for turn in range(passes):
+        counts = [
+            run_blocks(
+                launch,
+                chip,
+                memory,
+                clock_hz=clock_hz,
+                seed=seed + i,
+                soil=turn == 0 and i == 0 and cache == "cold",
+            )
+            for i, launch in enumerate(planned)
+        ]
+    return tuple(
+        _outcome(launch, count, chip, clock_hz)
+        for launch, count in zip(planned, counts, strict=True)
+    )
+
+
+def _kept_on_chip(planned: tuple[Launch, ...], chip: Chip) -> frozenset[str]:
+    """Intermediate tensors that pass from launch to launch through CMEM: all of them, or none."""
+    scratch = {o.name: o.size_bytes for run in planned for o in run.operands if o.role == "scratch"}
+    level = chip.levels.get("cmem")
+    fits = level is not None and sum(scratch.values()) < level.capacity_bytes
+    return frozenset(scratch) if fits else frozenset()
+
+
+def _outcome(launch: Launch, counts: Counts, chip: Chip, clock_hz: float) -> LaunchResult:
+    return LaunchResult(
+        launch=launch,
+        traffic=counts.traffic,
+        operands=counts.operands,
+        floor_times_s=floor_times(launch, counts.traffic, chip, clock_hz),
+        makespan_cycles=counts.makespan_cycles,
+    )
+
+
+def _band(results: Sequence[Result]) -> dict[str, tuple[int, int]]:
+    """Least and greatest of each field over the seeds; empty where there is only one."""
+    if len(results) < 2:
+        return {}
+    names = FIELDS[results[0].chip.machine]
+    values = {name: [getattr(r.traffic, name) for r in results] for name in names}
+    return {name: (min(v), max(v)) for name, v in values.items()}

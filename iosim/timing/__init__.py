@@ -1,0 +1,1 @@
+"""Time: what each resource needs at least, and what limits a launch."""
