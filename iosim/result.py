@@ -1,4 +1,4 @@
-"""What one simulation gives: bytes per level and operand, work, bounds, what fits and what limits."""
+"""What one simulation gives: bytes per level and operand, work, bounds, fit, limiter."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from iosim.engine.counts import Counts
 from iosim.jit import jit
 from iosim.launch import Launch, blocks_per_core, require_fit
 from iosim.memory.cache import new_cache
-from iosim.memory.hierarchy import SERVER_COLUMNS
+from iosim.memory.hierarchy import RESIDENT, SERVER_COLUMNS
 from iosim.memory.l2 import (
     DIRTY_NOW,
     DRAM_READ,
@@ -119,6 +119,7 @@ class BlockRun:
             elif what == il.DONE:
                 now = self.floats[slot, il.COMPUTE_KEY]
                 end = max(end, now)
+                self.servers[slot % self.cores, RESIDENT] -= 1
                 if waiting < self.launch.blocks:
                     self.start(slot, waiting, now + self.launch_cycles)
                     waiting += 1
@@ -137,6 +138,7 @@ class BlockRun:
         floats[:] = 0.0
         floats[il.TIME] = floats[il.LOAD_KEY] = now
         floats[il.SPEED] = self.speeds[block]
+        self.servers[slot % self.cores, RESIDENT] += 1
         self.block_of[slot], self.emitted[slot] = block, 0
         self.refill(slot)
         il.add_agent(self.heap, 2 * slot + 1, now, self.floats)

@@ -3,7 +3,7 @@
 A resident block is two agents that share its list of operations. The load agent runs ahead of the
 compute agent by up to `stages` - 1 steps, as a software-pipelined loop does; with one stage it
 waits until the compute agent reaches the load. The compute agent takes operations in program
-order, waits for the data of the loads before them and for its unit of the core, and performs the
+order, waits for the data of the loads before them and for the core, and performs the
 stores. A heap holds the agents by time, so that all memory accesses happen in time order.
 
 `advance` returns when a block's buffer runs dry or the block ends: the caller refills or replaces.
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from iosim.cost import op_cycles
 from iosim.jit import inline, jit
-from iosim.memory.hierarchy import EXP_FREE, MATRIX_FREE, VECTOR_FREE, load_box, store_box
-from iosim.ops import BARRIER, EXP, LOAD, MATRIX
+from iosim.memory.hierarchy import RESIDENT, load_box, store_box
+from iosim.ops import BARRIER, LOAD, MATRIX
 
 # integer columns of a resident block
 CORE, COUNT, MORE, LOADED, COMPUTED, STARTED, BLOCKED = range(7)
@@ -122,6 +122,7 @@ def do_load(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
         pop(heap, blocks_f)
         return False
     arrival = load_box(caches, op, blocks_i[slot, CORE], now, servers, tally, model)
+    arrival = now + (arrival - now) * blocks_f[slot, SPEED]
     arrival = max(arrival, blocks_f[slot, LAST_ARRIVAL])
     blocks_f[slot, LAST_ARRIVAL] = arrival
     blocks_f[slot, ARRIVALS + at] = arrival
@@ -133,11 +134,13 @@ def do_load(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
 
 
 @inline
-def unit_column(kind):
-    """The column of `servers` of the unit that an operation occupies."""
-    if kind == MATRIX:
-        return MATRIX_FREE
-    return EXP_FREE if kind == EXP else VECTOR_FREE
+def ends_step(slot, at, ops, blocks_i):
+    """Whether the operation at `at` is the last one of its step besides loads."""
+    step = ops[slot, at].step
+    after = at + 1
+    while after < blocks_i[slot, COUNT] and ops[slot, after].kind == LOAD:
+        after += 1
+    return after == blocks_i[slot, COUNT] or ops[slot, after].step != step
 
 
 @inline
@@ -175,18 +178,16 @@ def do_compute(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
         return IDLE
     core = blocks_i[slot, CORE]
     if op.kind >= MATRIX:
-        column = unit_column(op.kind)
-        start = max(now, servers[core, column])
-        end = start + op_cycles(op.kind, op.m, op.n, op.k, model) * blocks_f[slot, SPEED]
-        servers[core, column] = end
+        cycles = op_cycles(op.kind, op.m, op.n, op.k, model)
+        end = now + cycles * servers[core, RESIDENT] * blocks_f[slot, SPEED]
     else:
         end = store_box(caches, op, core, now, servers, tally, model)
     blocks_f[slot, TIME] = end
     blocks_i[slot, COMPUTED] = at + 1
-    blocks_i[slot, STARTED] = max(blocks_i[slot, STARTED], op.step)
     delay(heap, agent, end, blocks_f)
-    if model.stages > 1:
-        wake_loads(slot, start, heap, ops, blocks_f, blocks_i, model)
+    if model.stages > 1 and ends_step(slot, at, ops, blocks_i):
+        blocks_i[slot, STARTED] = op.step
+        wake_loads(slot, now, heap, ops, blocks_f, blocks_i, model)
     return IDLE
 
 

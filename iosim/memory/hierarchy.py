@@ -23,7 +23,7 @@ from iosim.memory.l2 import (
 )
 from iosim.ops import L1_BYPASS
 
-MATRIX_FREE, EXP_FREE, VECTOR_FREE, PORT_FREE = range(4)  # row of a core
+RESIDENT, PORT_FREE = range(2)  # row of a core: blocks that share it, when its port is free
 DRAM_FREE = 0  # last row; L2 partitions from column 1
 L2_FREE = 1
 SERVER_COLUMNS = 8

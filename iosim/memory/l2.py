@@ -27,12 +27,12 @@ def spot_of(line, model):
     least stretch of lines that shares all four, so that a walk over lines needs no division.
     """
     piece = line >> model.home_shift
-    pair = piece // model.partitions
+    pair = piece >> model.partition_shift
     fold = pair ^ (pair >> 3) ^ (pair >> 7) ^ (pair >> 12)
-    home = (piece + fold) % model.partitions
+    home = (piece + fold) & (model.partitions - 1)
     local = (pair << model.home_shift) + (line & ((1 << model.home_shift) - 1))
-    first, turn = place(local // model.l2_run, model.l2_sets, model.l2_run)
-    return home, first, turn, local & (model.l2_run - 1)
+    at, turn = place(local >> model.run_shift, model.l2_runs, model.l2_runs_inverse)
+    return home, at << model.run_shift, turn, local & (model.l2_run - 1)
 
 
 @inline

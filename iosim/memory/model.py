@@ -13,11 +13,11 @@ from iosim.memory.cache import run_lines
 
 _INT = (
     "line_shift", "sector_shift", "sector_bytes", "sector_all", "pair_mask",
-    "partitions", "home_shift", "group_shift",
+    "partitions", "partition_shift", "home_shift", "group_shift", "run_shift", "l2_runs",
 )  # fmt: skip
 _CACHE = ("l2_sets", "l2_ways", "l2_run", "l1_sets", "l1_ways", "dirty_max")
 _FLOAT = (
-    "near_hit", "far_hit", "near_miss", "far_miss", "l1_hit",
+    "l2_runs_inverse", "near_hit", "far_hit", "near_miss", "far_miss", "l1_hit",
     "port_bytes_per_cycle", "l2_bytes_per_cycle", "dram_bytes_per_cycle",
 )  # fmt: skip
 
@@ -39,6 +39,7 @@ def gpu_model(chip: Chip, launch: Launch, clock_hz: float, resident: int) -> Any
     l1_bytes = max(l1.capacity_bytes - min(taken, chip.limits.shared_per_core_bytes), l1_row)
     l2_sets = l2.capacity_bytes // (l2.line_bytes * l2.ways)
     l1_sets = l1_bytes // l1_row
+    run = run_lines(l2_sets)
     home_lines = max(1, l2.home_run_bytes // l2.line_bytes)
     values: dict[str, float] = {
         "line_shift": _log2(l2.line_bytes),
@@ -47,11 +48,15 @@ def gpu_model(chip: Chip, launch: Launch, clock_hz: float, resident: int) -> Any
         "sector_all": (1 << (l2.line_bytes // l2.sector_bytes)) - 1,
         "pair_mask": int(dram.answer_bytes >= 2 * l2.sector_bytes),
         "partitions": l2.partitions,
+        "partition_shift": _log2(l2.partitions),
         "home_shift": _log2(home_lines),
-        "group_shift": _log2(min(home_lines, run_lines(l2_sets))),
+        "run_shift": _log2(run),
+        "l2_runs": l2_sets // run,
+        "l2_runs_inverse": run / l2_sets,
+        "group_shift": _log2(min(home_lines, run)),
         "l2_sets": l2_sets,
         "l2_ways": l2.ways,
-        "l2_run": run_lines(l2_sets),
+        "l2_run": run,
         "l1_sets": l1_sets,
         "l1_ways": l1.ways,
         "dirty_max": (l2.dirty_max_bytes or 1 << 60) // l2.sector_bytes,

@@ -22,9 +22,8 @@ def floor_times(launch: Launch, traffic: Traffic, chip: Chip, clock_hz: float) -
     cores, work = chip.cores_used, launch.work
     per_s = cores * clock_hz
     rows = launch.matrix_rows
-    times = {
-        "hbm": _seconds(chip, "hbm", traffic.dram_read_bytes + traffic.dram_write_bytes, clock_hz)
-    }
+    off_chip = traffic.dram_read_bytes + traffic.dram_write_bytes
+    times = {"hbm": _seconds(chip, "hbm", off_chip, clock_hz)}
     if work.issued_flops:
         rate = chip.rate("matrix", launch.dtype, rows).per_core_per_clock
         times["tensor"] = work.issued_flops / (rate * per_s)

@@ -1,0 +1,10 @@
+"""`python -m iosim` is the command line."""
+
+from __future__ import annotations
+
+import sys
+
+from iosim.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

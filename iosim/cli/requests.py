@@ -1,0 +1,125 @@
+"""From flags to runs: which kernels and chips are meant, and whether the flags go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iosim.chip import Chip
+from iosim.cli.flags import RUN_FLAGS, Values
+from iosim.errors import RequestError
+from iosim.kernels import kernel_names, load_kernel
+from iosim.launch import Kernel
+from iosim.problem import Attention
+from iosim.profiles import load_profile, profile_names
+from iosim.study.sweep import How, Point, points, takes
+
+DEFAULT_KERNELS = ("standard", "flash1", "flash2")
+GPU_ONLY = ("warps", "registers")
+AXES = (*(name.removeprefix("--").replace("-", "_") for name, *_ in RUN_FLAGS), "causal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The runs that were asked for, and what to say about how the flags were understood."""
+
+    kernels: tuple[Kernel, ...]
+    chips: tuple[Chip, ...]
+    axes: Mapping[str, tuple[Any, ...]]
+    how: How
+    notes: tuple[str, ...]
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Every run."""
+        return points(self.kernels, self.chips, self.axes)
+
+
+def request_of(values: Values) -> Request:
+    """The runs that the flags ask for. Raises RequestError where they do not go together."""
+    names = values.many("profile")
+    if not names:
+        raise RequestError(f"--profile is missing (possible: {', '.join(profile_names())})")
+    chips = tuple(load_profile(name) for name in names)
+    kernels = _kernels(values, chips)
+    axes = {name: values.many(name) for name in AXES if name in values.given}
+    _require_meaning(axes, kernels, chips)
+    how = _how(values, chips)
+    notes = [
+        f"{name} = {chip.name}, {chip.title}"
+        for name, chip in zip(names, chips, strict=True)
+        if name in chip.aliases
+    ]
+    left_out = [name for name in DEFAULT_KERNELS if name not in {k.name for k in kernels}]
+    if "kernel" not in values.given and left_out:
+        machines = " and ".join(sorted({f"a {chip.machine.upper()}" for chip in chips}))
+        notes.append(f"left out: {', '.join(left_out)} {_have(left_out)} no form for {machines}")
+    return Request(kernels=kernels, chips=_distinct(chips), axes=axes, how=how, notes=tuple(notes))
+
+
+def _kernels(values: Values, chips: Sequence[Chip]) -> tuple[Kernel, ...]:
+    """Those asked for, all of which must run on all chips; else the defaults that do."""
+    names = values.many("kernel") or DEFAULT_KERNELS
+    kernels = tuple(load_kernel(name) for name in names)
+    if "kernel" not in values.given:
+        return tuple(k for k in kernels if all(c.machine in k.machines for c in chips))
+    for chip in chips:
+        without = [k.name for k in kernels if chip.machine not in k.machines]
+        if without:
+            raise RequestError(
+                f"{', '.join(without)} {_have(without)} no form for {chip.name}, "
+                f"a {chip.machine.upper()}; leave it out, or see iosim kernels"
+            )
+    return kernels
+
+
+def _require_meaning(
+    axes: Mapping[str, tuple[Any, ...]], kernels: Sequence[Kernel], chips: Sequence[Chip]
+) -> None:
+    """Raises RequestError for a flag that would silently do nothing."""
+    if {"bytes", "elements"} <= axes.keys():
+        raise RequestError("--bytes and --elements say the same thing; give one of them")
+    for name in axes:
+        if not any(takes(kernel, name) for kernel in kernels):
+            others = _who_takes(name)
+            raise RequestError(
+                f"{_flag(name)} means nothing to {', '.join(k.name for k in kernels)}; "
+                f"it belongs to {', '.join(others)}"
+            )
+        if name in GPU_ONLY and not any(chip.machine == "gpu" for chip in chips):
+            raise RequestError(
+                f"{_flag(name)} means nothing on {chips[0].name}; it belongs to GPUs"
+            )
+    attention = [kernel.name for kernel in kernels if kernel.problem is Attention]
+    gpus = [chip.name for chip in chips if chip.machine == "gpu"]
+    if attention and gpus and any(len(tile) == 3 for tile in axes.get("tile", ())):
+        raise RequestError(
+            f"{attention[0]} on {gpus[0]} takes a tile of two sizes, query × key rows"
+        )
+
+
+def _who_takes(name: str) -> list[str]:
+    return [k for k in kernel_names() if takes(load_kernel(k), name)]
+
+
+def _how(values: Values, chips: Sequence[Chip]) -> How:
+    cache = values.one("cache", "cold")
+    cacheless = [chip.name for chip in chips if "l2" not in chip.levels]
+    if cache == "warm" and cacheless:
+        raise RequestError(f"--cache warm means nothing on {cacheless[0]}, which has no cache")
+    first = values.one("seed", 0)
+    seeds = range(first, first + values.one("seeds", 1))
+    return How(cache=cache, seeds=tuple(seeds), clock_hz=values.one("clock", 0.0))
+
+
+def _distinct(chips: Iterable[Chip]) -> tuple[Chip, ...]:
+    return tuple({chip.name: chip for chip in chips}.values())
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _have(names: Sequence[str]) -> str:
+    return "has" if len(names) == 1 else "have"

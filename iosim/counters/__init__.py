@@ -1,0 +1,1 @@
+"""Real counters: reading what profilers and compilers wrote. Needs nothing but NumPy."""

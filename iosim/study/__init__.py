@@ -1,0 +1,1 @@
+"""Many runs: products of lists, run on every core of this machine, in a fixed order."""

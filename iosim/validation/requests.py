@@ -1,0 +1,150 @@
+"""Which run answers a counter row: the kernel, problem and schedule that its family names.
+
+Only launch facts are used (parameters, shared memory, registers), never a counter or a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from iosim.chip import Chip
+from iosim.counters.table import CounterRow
+from iosim.errors import RequestError
+from iosim.problem import Attention, Gemm, Problem, Schedule, Stream
+from iosim.profiles import load_profile
+
+_MIB_OF_FP16 = 1024**2 // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One simulation: what `simulate` is called with."""
+
+    kernel: str
+    problem: Problem
+    schedule: Schedule
+
+
+def request_of(row: CounterRow, chip: Chip | None) -> Request | str:
+    """The run that answers `row`, or one line that says why there is none.
+
+    `chip` is the one the file is read for; TPU rows name their own.
+    """
+    if row.kind == "tpu-flash":
+        return _pallas_flash(row.fields)
+    if row.kind == "tpu-xla":
+        return "standard attention as XLA builds it is not modelled yet"
+    if chip is None:
+        return "the row does not name its chip; give --profile"
+    make = _FAMILIES.get(row.family)
+    if make is None:
+        return f"no kernel for the family {row.family} yet"
+    try:
+        return make(row.fields["params"], row.fields)
+    except KeyError as error:
+        return f"the row lacks the parameter {error.args[0]}"
+    except RequestError as error:
+        return str(error)
+
+
+def chip_of(row: CounterRow, chip: Chip | None) -> Chip | None:
+    """The chip of a row: named in it, else the one the file is read for."""
+    return load_profile(str(row.fields["chip"])) if row.kind != "gpu" else chip
+
+
+def _facts(row: dict[str, Any], reserve_bytes: int = 1024) -> dict[str, int]:
+    """Launch facts: shared memory without the reserve that the profiler counts in, registers."""
+    shared = int(row.get("smem_per_block") or 0)
+    return {
+        "shared_bytes": max(0, shared - reserve_bytes),
+        "registers": int(row.get("registers") or 0),
+    }
+
+
+def _warps(row: dict[str, Any], default: int) -> int:
+    return int(row.get("block") or 32 * default) // 32
+
+
+def _fa2(p: dict[str, Any], row: dict[str, Any]) -> Request:
+    problem = Attention(
+        batch=p["B"],
+        heads=p["H"],
+        kv_heads=p["HK"],
+        seqlen=p["N"],
+        seqlen_k=p["NK"],
+        head_dim=p["D"],
+        causal=p["causal"],
+        align="top-left",
+    )
+    schedule = Schedule(
+        tile=(p["BM"], p["BN"]),
+        order=p["order"],
+        stages=p["stages"],
+        warps=_warps(row, p["warps"]),
+        **_facts(row),
+    )
+    return Request(kernel="flash2", problem=problem, schedule=schedule)
+
+
+def _fa1(p: dict[str, Any], row: dict[str, Any]) -> Request:
+    problem = Attention(batch=p["B"], heads=p["H"], seqlen=p["N"], head_dim=p["D"])
+    schedule = Schedule(
+        tile=(p["BM"], p["BN"]), stages=1, warps=_warps(row, p["warps"]), **_facts(row)
+    )
+    return Request(kernel="flash1", problem=problem, schedule=schedule)
+
+
+def _gemm(p: dict[str, Any], row: dict[str, Any]) -> Request:
+    schedule = Schedule(
+        tile=(p["BM"], p["BN"], p["BK"]),
+        group=p["G"],
+        stages=p["stages"],
+        warps=_warps(row, p["warps"]),
+        **_facts(row),
+    )
+    return Request(kernel="gemm", problem=Gemm(m=p["M"], n=p["N"], k=p["K"]), schedule=schedule)
+
+
+def _stream(kernel: str) -> Callable[[dict[str, Any], dict[str, Any]], Request]:
+    def make(p: dict[str, Any], row: dict[str, Any]) -> Request:
+        elements = p["n"] if "n" in p else p["mb"] * _MIB_OF_FP16
+        problem = Stream(
+            elements=elements,
+            stride=p.get("stride", 1),
+            mode=p.get("mode", "private"),
+            reps=p.get("reps", 1),
+        )
+        schedule = Schedule(warps=_warps(row, 8), **_facts(row))
+        return Request(kernel=kernel, problem=problem, schedule=schedule)
+
+    return make
+
+
+def _pallas_flash(row: dict[str, Any]) -> Request:
+    """JAX's flash attention: grid batch, head, query block, key block; top-left causal mask."""
+    problem = Attention(
+        batch=row["batch"],
+        heads=row["heads"],
+        seqlen=row["seqlen"],
+        seqlen_k=row.get("seqlen_k", row["seqlen"]),
+        head_dim=row["head_dim"],
+        causal=row.get("causal", False),
+        align="top-left",
+        dtype="bf16",
+    )
+    tile = (row["block_q"], row["block_k_major"], row.get("block_k", row["block_k_major"]))
+    return Request(kernel="flash2", problem=problem, schedule=Schedule(tile=tile))
+
+
+_FAMILIES = {
+    "fa2": _fa2,
+    "fa1": _fa1,
+    "gemm": _gemm,
+    "copy": _stream("copy"),
+    "copy-odd": _stream("copy"),
+    "fill": _stream("fill"),
+    "strided": _stream("strided"),
+    "reread": _stream("reread"),
+}

@@ -1,0 +1,100 @@
+"""Fill y = 1: writes only, which shows how much a cache keeps dirty before it writes back.
+
+    for each block of the buffer (parallel):
+        store it
+
+As `copy` without its reads. On a TPU the flat buffer is a matrix as wide as a window, and a block
+is one grid step.
+"""
+
+from __future__ import annotations
+
+from iosim.chip import Chip
+from iosim.emit import block_program
+from iosim.kernels.streams import (
+    block_elements,
+    box_of,
+    buffer,
+    footprint,
+    move_forms,
+    operand,
+    parameters,
+    require_stream,
+    store_block,
+    window_schedule,
+)
+from iosim.launch import ClosedForm, Kernel, Launch
+from iosim.memory.layout import addresses
+from iosim.problem import Problem, Schedule, Stream, tiles
+from iosim.traffic import Work
+
+Y = 0
+REGISTERS = 16  # Triton 3.6, rows fill of the counters
+VALUE = 1.0
+
+
+@block_program
+def fill(block, first, last, p, out, tensors):
+    """The one step of a block; the tensor y is [rows, columns], on a GPU one row."""
+    n = store_block(out, 0, Y, p.y, block, p)
+    if tensors is not None:
+        start, count, _, _ = box_of(block, p)
+        for i in range(start, start + count):
+            tensors[0][i // p.columns, i % p.columns] = VALUE
+    return n, True
+
+
+def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, ...]:
+    """One launch: a block per window of the buffer."""
+    stream = require_stream(problem)
+    block = block_elements(stream, schedule, chip)
+    lies = buffer(stream, schedule, chip)
+    (where,) = addresses(lies.size_bytes)
+    itemsize = stream.bytes // stream.elements
+    values = {
+        "y": where,
+        "padded": lies.size_bytes // itemsize,
+        "columns": lies.row_bytes // itemsize,
+    }
+    params = parameters(stream, block, chip, values)
+    return (
+        Launch(
+            name="fill",
+            program=fill,
+            params=params,
+            blocks=tiles(stream.elements, block),
+            steps=1,
+            ops_per_step=1,
+            ops_at_ends=int(params["pieces"]) - 1,
+            operands=(operand("Y", "out", where, lies.size_bytes),),
+            footprint=footprint(
+                schedule, chip, shared_bytes=0, registers=REGISTERS, window_bytes=block * itemsize
+            ),
+            work=Work(),
+            dtype=stream.dtype,
+            stages=schedule.stages,
+        ),
+    )
+
+
+def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
+    """Every byte written once; more where a masked store goes out in pieces."""
+    stream = require_stream(problem)
+    return move_forms(stream, schedule, chip, reads=False)
+
+
+KERNEL = Kernel(
+    name="fill",
+    summary="Fill of a buffer: writes every byte once and reads none",
+    problem=Stream,
+    loops="parallel over blocks of the buffer: store",
+    machines=("gpu", "tpu"),
+    parameters={
+        "tile": "elements of a block, a power of two (TPU: rows × columns of a window)",
+        "elements": "a length that is no multiple of 16 multiplies a GPU's stores",
+    },
+    default_schedule=window_schedule,
+    launches=launches,
+    closed_forms=closed_forms,
+    sources=("McCalpin, STREAM",),
+)
