@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from iosim.problem import Attention, Gemm, Schedule, Stream
     from iosim.profiles import load_profile, profile_names
     from iosim.result import Result
-    from iosim.simulate import simulate
+    from iosim.simulation import simulate
     from iosim.validation.compare import validate
 
 __version__ = "0.1.0"
@@ -36,7 +36,7 @@ _HOMES = {
     "load_kernel": "kernels",
     "load_profile": "profiles",
     "profile_names": "profiles",
-    "simulate": "simulate",
+    "simulate": "simulation",
     "validate": "validation.compare",
 }
 

@@ -20,7 +20,7 @@ from iosim.errors import RequestError
 from iosim.launch import Kernel, why_not
 from iosim.problem import Problem, Schedule, Stream
 from iosim.result import Result
-from iosim.simulate import complete, simulate
+from iosim.simulation import complete, simulate
 from iosim.units import DTYPE_BYTES, dtype_bytes
 
 Axes = Mapping[str, Sequence[Any]]

@@ -14,7 +14,7 @@ from iosim.chip import Chip
 from iosim.counters.table import CounterRow, read_table
 from iosim.errors import IosimError
 from iosim.result import FORMAT, Result
-from iosim.simulate import simulate
+from iosim.simulation import simulate
 from iosim.traffic import FIELDS
 from iosim.validation.requests import chip_of, request_of
 

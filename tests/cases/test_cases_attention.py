@@ -8,7 +8,7 @@ from iosim.kernels import load_kernel
 from iosim.launch import occupancy, why_not
 from iosim.problem import Attention, Schedule
 from iosim.profiles import load_profile
-from iosim.simulate import simulate
+from iosim.simulation import simulate
 
 H200 = load_profile("h200")
 GPT2 = {"batch": 64, "heads": 16, "seqlen": 1024, "head_dim": 64}

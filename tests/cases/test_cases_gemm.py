@@ -13,7 +13,7 @@ from iosim.launch import blocks_per_core, require_fit, why_not
 from iosim.ops import LOAD, OP_DTYPE
 from iosim.problem import Gemm, Schedule
 from iosim.profiles import load_profile
-from iosim.simulate import complete
+from iosim.simulation import complete
 
 PROFILES = Path(__file__).resolve().parents[2] / "hardware_profiles"
 KERNEL = load_kernel("gemm")

@@ -16,7 +16,7 @@ from iosim.launch import require_fit
 from iosim.ops import LOAD, MATRIX, STORE
 from iosim.problem import Gemm, Schedule, Stream
 from iosim.profiles import load_profile
-from iosim.simulate import complete
+from iosim.simulation import complete
 
 COUNTERS = Path(__file__).resolve().parents[3] / "shared" / "counters" / "h200.jsonl"
 KERNEL = load_kernel("gemm")

@@ -18,7 +18,7 @@ from iosim.launch import occupancy, require_fit
 from iosim.ops import LOAD, STORE, VECTOR
 from iosim.problem import Gemm, Schedule, Stream
 from iosim.profiles import load_profile
-from iosim.simulate import complete
+from iosim.simulation import complete
 from iosim.units import SECTOR_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
