@@ -10,6 +10,7 @@ from iosim.cli import main
 
 ANALYZE = ["analyze", "--profile", "tpu-v5e", "--kernel", "flash2"]
 ON_GPU = ["analyze", "--profile", "h200", "--kernel", "flash2"]
+COPY = ["analyze", "--profile", "h200", "--kernel", "copy"]
 SWEEP = ["sweep", "--profile", "tpu-v5e", "--kernel", "flash2"]
 
 #: arguments, and a word that the line must hold
@@ -78,7 +79,10 @@ BAD = [
     ([*ANALYZE, "--against", "--profile nothing"], "nothing"),
     ([*ANALYZE, "--against", "--kernel gemm --seqlen 64"], "--seqlen"),
     (["analyze", "--profile", "h200", "--kernel", "copy", "--bytes", "3"], "fp16"),
-    (["analyze", "--profile", "h200", "--kernel", "copy", "--bytes", "4", "--elements", "2"], "one"),
+    (
+        ["analyze", "--profile", "h200", "--kernel", "copy", "--bytes", "4", "--elements", "2"],
+        "one",
+    ),
     (["analyze", "--profile", "h200", "--kernel", "copy", "--tile", "3x5"], "power of two"),
     ([*SWEEP, "--tile", "64x64,bad"], "bad"),
     ([*SWEEP, "--tile", "64x64,"], "empty"),
@@ -151,7 +155,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("arguments", "word"), BAD, ids=lambda v: " ".join(v)[-60:] if isinstance(v, list) else "")
+@pytest.mark.parametrize(
+    ("arguments", "word"), BAD, ids=lambda v: " ".join(v)[-60:] if isinstance(v, list) else ""
+)
 def test_one_line_and_exit_2(
     arguments: list[str],
     word: str,

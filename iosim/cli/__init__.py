@@ -49,7 +49,8 @@ def _run(arguments: list[str]) -> tuple[int, str]:
         return stop.exit_code, ""
     except click.UsageError as error:
         where = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
-        return CANNOT, f"{error.format_message().rstrip('.')}{where}"
+        said = error.format_message().rstrip(".")
+        return CANNOT, f"{said[:1].lower()}{said[1:]}{where}"
     except IosimError as error:
         return CANNOT, str(error)
     except BrokenPipeError:

@@ -127,7 +127,7 @@ def between(least: int, most: int) -> Parse:
 
     def parse(text: str, flag: str) -> int:
         try:
-            value = parse_size(text, flag)
+            value = parse_size(text, flag) if not text.startswith("-") else least - 1
         except (ValueError, OverflowError):  # hundreds of digits
             value = most + 1
         if not least <= value <= most:

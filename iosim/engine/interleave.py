@@ -14,7 +14,7 @@ from __future__ import annotations
 from iosim.cost import op_cycles
 from iosim.jit import inline, jit
 from iosim.memory.hierarchy import RESIDENT, load_box, store_box
-from iosim.ops import BARRIER, LOAD, MATRIX
+from iosim.ops import BARRIER, EXP, LOAD, MATRIX
 
 # integer columns of a resident block
 CORE, COUNT, MORE, LOADED, COMPUTED, STARTED, BLOCKED = range(7)
@@ -179,6 +179,11 @@ def do_compute(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
     core = blocks_i[slot, CORE]
     if op.kind >= MATRIX:
         cycles = op_cycles(op.kind, op.m, op.n, op.k, model)
+        after = at + 1
+        if op.kind != MATRIX and after < blocks_i[slot, COUNT] and ops[slot, after].kind == EXP:
+            beside = ops[slot, after]
+            cycles = max(cycles, op_cycles(EXP, beside.m, beside.n, beside.k, model))
+            at = after
         end = now + cycles * servers[core, RESIDENT] * blocks_f[slot, SPEED]
     else:
         end = store_box(caches, op, core, now, servers, tally, model)
@@ -187,7 +192,7 @@ def do_compute(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
     delay(heap, agent, end, blocks_f)
     if model.stages > 1 and ends_step(slot, at, ops, blocks_i):
         blocks_i[slot, STARTED] = op.step
-        wake_loads(slot, now, heap, ops, blocks_f, blocks_i, model)
+        wake_loads(slot, end, heap, ops, blocks_f, blocks_i, model)
     return IDLE
 
 

@@ -104,7 +104,7 @@ def moved_bytes(result: Result, cache: str) -> int:
 
 def _draw_traffic(axes: Axes, series: Sequence[Series], tiles: Sequence[Tile], cache: str) -> None:
     values = []
-    for above, line in enumerate(series):  # of lines that lie on each other all can be seen
+    for line, above in zip(series, reversed(range(len(series))), strict=True):
         found = [(i, line.results[t]) for i, t in enumerate(tiles) if t in line.results]
         run = [(i, moved_bytes(r, cache)) for i, r in found if r.launches]
         values += [y for _, y in run]
@@ -114,8 +114,8 @@ def _draw_traffic(axes: Axes, series: Sequence[Series], tiles: Sequence[Tile], c
             color=line.colour,
             marker=line.marker,
             label=line.label,
-            linewidth=max(1.4, 4.0 - 1.1 * above),
-            markersize=max(4.0, 8.0 - 1.6 * above),
+            linewidth=min(6.0, 1.6 + above),  # of lines that lie on each other all can be seen
+            markersize=min(11.0, 5.0 + 1.5 * above),
         )
     floors = _compulsory(series)
     for low, high, colour in floors:
@@ -170,13 +170,14 @@ def _note(axes: Axes, text: str, y: float, colour: str, *, right: bool) -> None:
         text,
         (float(right), y),
         xycoords=("axes fraction", "data"),
-        xytext=(-4 if right else 4, 3),
+        xytext=(-4 if right else 4, 5),
         textcoords="offset points",
         ha="right" if right else "left",
         va="bottom",
         color=colour,
         fontsize=8,
         bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
+        zorder=1.5,  # below the lines, above the grid
     )
 
 

@@ -23,11 +23,17 @@ def require_writable(path: Path) -> None:
     """Raises RequestError where `path` cannot become a file: before the work, not after it."""
     target = _target(path)
     folder = target.parent
+    try:
+        kind = target.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        kind = None
+    except OSError as error:  # a name that no file can have
+        raise _refused(path, error.strerror or str(error)) from error
     if not folder.is_dir():
         raise _refused(path, f"there is no folder {str(folder)!r}")
-    if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+    if kind is not None and not stat.S_ISREG(kind):
         raise _refused(path, "it is not a regular file")
-    if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+    if not os.access(folder, os.W_OK) or (kind is not None and not os.access(target, os.W_OK)):
         raise _refused(path, "no permission")
 
 

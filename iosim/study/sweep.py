@@ -99,14 +99,16 @@ def check(chosen: Sequence[Point]) -> None:
         try:
             if point.chip.machine not in point.kernel.machines:
                 raise RequestError(
-                    f"no form for a {point.chip.machine} (it has: "
-                    f"{', '.join(point.kernel.machines)})"
+                    f"kernel {point.kernel.name} has no form for {point.chip.name} "
+                    f"(a {point.chip.machine}); it has: {', '.join(point.kernel.machines)}"
                 )
             full = complete(point.kernel, point.problem, point.chip, point.schedule)
             planned = point.kernel.launches(point.problem, full, point.chip)
             if any(launch.work.issued_flops for launch in planned):
                 point.chip.rate("matrix", point.problem.dtype)
         except RequestError as error:
+            if len(chosen) == 1:
+                raise
             raise RequestError(f"{point}: {error}") from error
 
 
