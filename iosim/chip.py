@@ -35,7 +35,10 @@ class Cores:
     clock_hz: float  # sustained under load; cycles are counted at this clock unless told otherwise
     peak_clock_hz: float  # the clock behind the published dense peak
     per_device: int = 0  # cores that one program runs on; 0: all of them
-    block_speed_spread: float = 0.0  # standard deviation of the speed of equal blocks, as a share
+    # equal blocks are not equally fast: standard deviations of the speed, as shares
+    resident_speed_spread: float = 0.0  # between the blocks of one core, always the same slot
+    core_speed_spread: float = 0.0  # between cores
+    jitter_cycles: float = 0.0  # variance of a block's run time per cycle of it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from iosim.jit import inline, numeric
 from iosim.jit import program as block_program
-from iosim.ops import BARRIER, EXP, LOAD, MATRIX, STORE, VECTOR
+from iosim.ops import ASYNC, BARRIER, EXP, LOAD, MATRIX, STORE, VECTOR
 
 __all__ = [
+    "async_matrix",
     "barrier",
     "block_program",
     "exps",
@@ -82,6 +83,14 @@ def compute(out, i, kind, step, m, n, k):
 def matrix(out, i, step, m, n, k):
     """An m×n×k matrix product."""
     return compute(out, i, MATRIX, step, m, n, k)
+
+
+@inline
+def async_matrix(out, i, step, m, n, k):
+    """A product that the program does not wait for: what follows it is issued at once."""
+    after = compute(out, i, MATRIX, step, m, n, k)
+    out[i].flags = ASYNC
+    return after
 
 
 @inline

@@ -48,8 +48,8 @@ def _cores(chip: Chip) -> Iterator[Broken]:
     if not 0.5 <= cores.clock_hz / cores.peak_clock_hz <= 2:
         rule = f"must be in Hz, within a factor of 2 of peak_clock_hz = {cores.peak_clock_hz:.4g}"
         yield "cores.clock_hz", cores.clock_hz, rule
-    if cores.block_speed_spread >= 1:
-        yield "cores.block_speed_spread", cores.block_speed_spread, "must be a share, below 1"
+    if cores.resident_speed_spread >= 1:
+        yield "cores.resident_speed_spread", cores.resident_speed_spread, "must be a share, below 1"
 
 
 def _on_chip_limits(chip: Chip) -> Iterator[Broken]:

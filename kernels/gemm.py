@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from iosim.chip import Chip
-from iosim.emit import block_program, inline, load, matrix, numeric, store
+from iosim.emit import async_matrix, block_program, inline, load, numeric, store
 from iosim.errors import RequestError
 from iosim.kernels.streams import operand, register_tile, tile_sectors
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch
@@ -97,7 +97,7 @@ def gemm(block, first, last, p, out, tensors):
         b_at = p.b + k0 * p.b_pitch + left
         n = load(out, n, A, flags, step, a_at, rows, depth, p.a_pitch)
         n = load(out, n, B, flags, step, b_at, k_rows, width, p.b_pitch)
-        n = matrix(out, n, step, p.tile_m, p.tile_n, p.tile_k)
+        n = async_matrix(out, n, step, p.tile_m, p.tile_n, p.tile_k)
         if tensors is not None:
             multiply(tensors[0], tensors[1], sums, row0, column0, k0, p)
     if last < steps:

@@ -59,9 +59,9 @@ BAD_LINE: list[tuple[str, str, str, str | None, list[str]]] = [
     (
         "h200",
         "[cores]",
-        "block_speed_spread",
-        number("block_speed_spread", 5),
-        ["cores.block_speed_spread = 5", "below 1"],
+        "resident_speed_spread",
+        number("resident_speed_spread", 5),
+        ["cores.resident_speed_spread = 5", "below 1"],
     ),
     (
         "h200",

@@ -209,7 +209,7 @@ REQUIRED = [
     (name, f"{section}.{key}")
     for name, section in [("h200", "cores"), ("h200", "limits"), ("tpu-v4", "grid")]
     for key in TABLES[name][section]
-    if key not in ("block_speed_spread", "per_device")
+    if key not in ("resident_speed_spread", "per_device")
 ]
 
 

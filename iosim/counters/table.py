@@ -1,4 +1,4 @@
-"""Counter tables as JSON lines: one kernel launch a line, the first line says how they were taken."""
+"""Counter tables as JSON lines: one kernel launch a line, the first says how they were taken."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iosim.chip import Chip
-from iosim.engine import interleave as il
+from iosim.engine import interleave, slots
 from iosim.engine.counts import Counts
 from iosim.jit import jit
 from iosim.launch import Launch, blocks_per_core, require_fit
@@ -68,6 +68,23 @@ def _soil(tags, lines, tally, model):
     tally[_OWNER_NOBODY, :] = 0
 
 
+def _slot_speeds(
+    chip: Chip, slots: int, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Time that each slot takes for a unit of work, and a start for its random numbers.
+
+    Blocks that share a core get unequal shares of it, evenly spaced, always the same slot more.
+    """
+    cores = chip.cores
+    rng = np.random.default_rng(seed)
+    levels = np.linspace(-1.0, 1.0, max(1, -(-slots // cores.count)))
+    levels /= levels.std() or 1.0
+    own = cores.resident_speed_spread * levels[np.arange(slots) // cores.count] * (len(levels) > 1)
+    shared = cores.core_speed_spread * rng.standard_normal(cores.count)
+    speeds = 1 + own + shared[np.arange(slots) % cores.count]
+    return speeds, rng.integers(1, 1 << 31, size=slots)
+
+
 class BlockRun:
     """One launch on one chip: prepares the packed state, then feeds the jitted loop."""
 
@@ -83,9 +100,7 @@ class BlockRun:
         resident = blocks_per_core(launch.footprint, chip.limits)
         self.slots = min(resident * self.cores, launch.blocks)
         self.model = gpu_model(chip, launch, clock_hz, resident)
-        rng = np.random.default_rng(seed)
-        spread = 1 + chip.cores.block_speed_spread * rng.standard_normal(launch.blocks)
-        self.speeds = np.clip(spread, 0.5, 2.0)
+        self.speeds, self.random = _slot_speeds(chip, self.slots, seed)
         self.tally = np.zeros((_OWNER_NOBODY + 2, TALLY_COLUMNS), dtype=np.int64)
         self.tally[-1, DIRTY_NOW] = memory.dirty_sectors
         ends, per_step = launch.ops_at_ends, launch.ops_per_step
@@ -94,14 +109,14 @@ class BlockRun:
         self.chunk = int(np.clip((room - kept) // per_step, _LEAST_STEPS, _MOST_STEPS))
         capacity = kept + ends + per_step * self.chunk
         self.ops = np.zeros((self.slots, capacity), dtype=OP_DTYPE)
-        self.ints = np.zeros((self.slots, il.INT_COLUMNS), dtype=np.int64)
-        self.floats = np.zeros((self.slots, il.ARRIVALS + capacity))
+        self.ints = np.zeros((self.slots, slots.INT_COLUMNS), dtype=np.int64)
+        self.floats = np.zeros((self.slots, slots.ARRIVALS + capacity))
         self.heap = np.zeros(2 * self.slots + 2, dtype=np.int64)
         self.servers = np.zeros((self.cores + 1, SERVER_COLUMNS))
         l1 = new_cache(int(self.model["l1_sets"]) * self.cores, int(self.model["l1_ways"]))
         self.caches = (memory.tags, l1)
-        self.emitted = np.zeros(self.slots, dtype=np.int64)
-        self.block_of = np.zeros(self.slots, dtype=np.int64)
+        self.emitted = [0] * self.slots
+        self.block_of = [0] * self.slots
 
     def run(self, soil: bool) -> Counts:
         """Runs all blocks; `soil` says whether the profiler's residue is in the cache first."""
@@ -109,66 +124,48 @@ class BlockRun:
             self.memory.soil(self.tally, self.model)
         for slot in range(self.slots):
             self.start(slot, slot, (slot // self.cores) * float(self.launch_cycles))
-        waiting, end = self.slots, 0.0
+        begun, ended, end = self.slots, 0, 0.0
         state = (self.heap, self.floats, self.ints, self.ops)
         rest = (self.caches, self.servers, self.tally, self.model)
         while True:
-            what, slot = il.advance(*state, *rest)
-            if what == il.REFILL:
+            what, slot = interleave.advance(*state, *rest)
+            if what == interleave.REFILL:
                 self.refill(slot)
-            elif what == il.DONE:
-                now = self.floats[slot, il.COMPUTE_KEY]
+            elif what == interleave.DONE:
+                ended += 1
+                now = self.floats[slot, slots.COMPUTE_KEY]
                 end = max(end, now)
                 self.servers[slot % self.cores, RESIDENT] -= 1
-                if waiting < self.launch.blocks:
-                    self.start(slot, waiting, now + self.launch_cycles)
-                    waiting += 1
+                if begun < self.launch.blocks:
+                    self.start(slot, begun, now + self.launch_cycles)
+                    begun += 1
             else:
                 break
+        if ended < self.launch.blocks:
+            left = self.launch.blocks - ended
+            raise RuntimeError(f"{self.launch.name}: {left} blocks wait for each other for ever")
         self.memory.dirty_sectors = int(self.tally[-1, DIRTY_NOW])
         return self.counts(end)
 
     def start(self, slot: int, block: int, now: float) -> None:
         """Puts `block` into `slot` at `now`."""
-        ints, floats = self.ints[slot], self.floats[slot]
-        ints[:] = 0
-        ints[il.CORE] = slot % self.cores
-        ints[il.STARTED] = -1
-        ints[il.BLOCKED] = il.LOADS_DRY
-        floats[:] = 0.0
-        floats[il.TIME] = floats[il.LOAD_KEY] = now
-        floats[il.SPEED] = self.speeds[block]
-        self.servers[slot % self.cores, RESIDENT] += 1
+        core = slot % self.cores
+        own = (self.speeds[slot], float(self.random[block % self.slots]))
+        slots.open_slot(self.heap, self.floats, self.ints, self.servers, slot, core, now, own)
         self.block_of[slot], self.emitted[slot] = block, 0
         self.refill(slot)
-        il.add_agent(self.heap, 2 * slot + 1, now, self.floats)
 
     def refill(self, slot: int) -> None:
         """Drops the operations that are done, asks the block program for the next steps."""
-        ints, ops = self.ints[slot], self.ops[slot]
-        done, count = int(ints[il.COMPUTED]), int(ints[il.COUNT])
-        left = count - done
-        if left:
-            ops[:left] = ops[done:count].copy()
-            arrivals = self.floats[slot, il.ARRIVALS :]
-            arrivals[:left] = arrivals[done:count].copy()
-        first = int(self.emitted[slot])
+        left = slots.make_room(self.floats, self.ints, self.ops, slot)
+        first = self.emitted[slot]
+        last = first + self.chunk
+        room = self.ops[slot, left:]
         written, finished = self.launch.program(
-            int(self.block_of[slot]),
-            first,
-            first + self.chunk,
-            self.launch.params,
-            ops[left:],
-            None,
+            self.block_of[slot], first, last, self.launch.params, room, None
         )
-        self.emitted[slot] = first + self.chunk
-        ints[il.COUNT] = left + written
-        ints[il.MORE] = not finished
-        ints[il.COMPUTED] = 0
-        ints[il.LOADED] -= done
-        if ints[il.BLOCKED] & il.LOADS_DRY:
-            ints[il.BLOCKED] &= ~il.LOADS_DRY
-            il.add_agent(self.heap, 2 * slot, self.floats[slot, il.LOAD_KEY], self.floats)
+        self.emitted[slot] = last
+        slots.refilled(self.heap, self.floats, self.ints, slot, left + written, not finished)
 
     def counts(self, end: float) -> Counts:
         """The tally as bytes."""

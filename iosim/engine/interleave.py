@@ -11,71 +11,38 @@ stores. A heap holds the agents by time, so that all memory accesses happen in t
 
 from __future__ import annotations
 
+import math
+
 from iosim.cost import op_cycles
+from iosim.engine.slots import (
+    ARRIVALS,
+    BLOCKED,
+    COMPUTE_AT_LOAD,
+    COMPUTE_KEY,
+    COMPUTED,
+    CORE,
+    COUNT,
+    LAST_ARRIVAL,
+    LOAD_AT_GATE,
+    LOAD_KEY,
+    LOADED,
+    LOADS_DRY,
+    MORE,
+    RANDOM,
+    READY,
+    SPEED,
+    STARTED,
+    TIME,
+    delay,
+    pop,
+    push,
+)
 from iosim.jit import inline, jit
 from iosim.memory.hierarchy import RESIDENT, load_box, store_box
-from iosim.ops import BARRIER, EXP, LOAD, MATRIX
+from iosim.ops import ASYNC, BARRIER, EXP, LOAD, MATRIX
 
-# integer columns of a resident block
-CORE, COUNT, MORE, LOADED, COMPUTED, STARTED, BLOCKED = range(7)
-INT_COLUMNS = 8
-# float columns; from ARRIVALS on: when the loads up to each position had arrived
-TIME, READY, SPEED, LAST_ARRIVAL, LOAD_KEY, COMPUTE_KEY = range(6)
-ARRIVALS = 6
-# bits of BLOCKED
-LOAD_AT_GATE, COMPUTE_AT_LOAD, LOADS_DRY = 1, 2, 4
 # what `advance` returns besides the slot
 IDLE, REFILL, DONE = range(3)
-
-
-@inline
-def key_of(agent, blocks_f):
-    """When an agent (2·slot: loads, 2·slot + 1: compute) acts next."""
-    return blocks_f[agent >> 1, LOAD_KEY + (agent & 1)]
-
-
-@inline
-def push(heap, agent, key, blocks_f):
-    """Adds an agent at time `key`; heap[0] is the number of agents in it."""
-    blocks_f[agent >> 1, LOAD_KEY + (agent & 1)] = key
-    heap[0] += 1
-    i = heap[0]
-    while i > 1 and key_of(heap[i >> 1], blocks_f) > key:
-        heap[i] = heap[i >> 1]
-        i >>= 1
-    heap[i] = agent
-
-
-@inline
-def pop(heap, blocks_f):
-    """Removes the earliest agent (the top)."""
-    last = heap[heap[0]]
-    heap[0] -= 1
-    if heap[0] > 0:
-        sift(heap, last, key_of(last, blocks_f), blocks_f)
-
-
-@inline
-def delay(heap, agent, key, blocks_f):
-    """Gives the agent at the top a later time."""
-    blocks_f[agent >> 1, LOAD_KEY + (agent & 1)] = key
-    sift(heap, agent, key, blocks_f)
-
-
-@inline
-def sift(heap, agent, key, blocks_f):
-    """Puts `agent` into its place, from the top down."""
-    size = heap[0]
-    i = 1
-    while 2 * i <= size:
-        child = 2 * i
-        if child < size and key_of(heap[child + 1], blocks_f) < key_of(heap[child], blocks_f):
-            child += 1
-        if key_of(heap[child], blocks_f) >= key:
-            break
-        heap[i] = heap[child]
-        i = child
-    heap[i] = agent
 
 
 @inline
@@ -134,6 +101,14 @@ def do_load(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
 
 
 @inline
+def draw(slot, blocks_i):
+    """The next random number of a block: mean 0, variance 1, uniform (a linear congruence)."""
+    state = (blocks_i[slot, RANDOM] * 1103515245 + 12345) & 0x7FFFFFFF
+    blocks_i[slot, RANDOM] = state
+    return (state / 2147483648.0 - 0.5) * 3.4641016151377544
+
+
+@inline
 def ends_step(slot, at, ops, blocks_i):
     """Whether the operation at `at` is the last one of its step besides loads."""
     step = ops[slot, at].step
@@ -184,7 +159,8 @@ def do_compute(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
             beside = ops[slot, after]
             cycles = max(cycles, op_cycles(EXP, beside.m, beside.n, beside.k, model))
             at = after
-        end = now + cycles * servers[core, RESIDENT] * blocks_f[slot, SPEED]
+        cycles *= servers[core, RESIDENT] * blocks_f[slot, SPEED]
+        end = now + max(0.0, cycles + draw(slot, blocks_i) * math.sqrt(model.jitter * cycles))
     else:
         end = store_box(caches, op, core, now, servers, tally, model)
     blocks_f[slot, TIME] = end
@@ -192,14 +168,9 @@ def do_compute(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
     delay(heap, agent, end, blocks_f)
     if model.stages > 1 and ends_step(slot, at, ops, blocks_i):
         blocks_i[slot, STARTED] = op.step
-        wake_loads(slot, end, heap, ops, blocks_f, blocks_i, model)
+        opens = now if op.flags & ASYNC else end
+        wake_loads(slot, opens, heap, ops, blocks_f, blocks_i, model)
     return IDLE
-
-
-@jit
-def add_agent(heap, agent, key, blocks_f):
-    """`push` for the caller outside."""
-    push(heap, agent, key, blocks_f)
 
 
 @jit

@@ -1,7 +1,7 @@
 """A box of a tile operation through the hierarchy of a GPU: lines, L1, L2 partitions, DRAM, time.
 
-`servers` holds when each shared resource is free again, in cycles: one row per core with the
-columns of CORE_SERVERS, then one row with the L2 partitions and DRAM in its columns.
+`servers` has one row per core (how many blocks share it, when its port is free again, in cycles),
+then one row for what all share: when DRAM and the L2 partitions are free again.
 """
 
 from __future__ import annotations

@@ -44,8 +44,10 @@ class Comparison:
         if isinstance(measured, bool):
             return float(value is not measured)
         low, high = self.row.range_of(field) or (measured, measured)
-        distance = max(low - value, value - high, 0)
-        return distance / (max(measured, _LEAST_BYTES) if field.endswith("_bytes") else measured)
+        distance = float(max(low - value, value - high, 0))
+        if field.endswith("_bytes"):
+            return distance / max(float(measured), _LEAST_BYTES)
+        return distance / float(measured)
 
     def as_json(self) -> dict[str, Any]:
         """The row of the JSON document."""

@@ -6,7 +6,7 @@ Only launch facts are used (parameters, shared memory, registers), never a count
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from iosim.chip import Chip
@@ -16,6 +16,8 @@ from iosim.problem import Attention, Gemm, Problem, Schedule, Stream
 from iosim.profiles import load_profile
 
 _MIB_OF_FP16 = 1024**2 // 2
+_THREADS_PER_WARP = 32
+_RESERVE_BYTES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +56,17 @@ def chip_of(row: CounterRow, chip: Chip | None) -> Chip | None:
     return load_profile(str(row.fields["chip"])) if row.kind != "gpu" else chip
 
 
-def _facts(row: dict[str, Any], reserve_bytes: int = 1024) -> dict[str, int]:
-    """Launch facts: shared memory without the reserve that the profiler counts in, registers."""
-    shared = int(row.get("smem_per_block") or 0)
-    return {
-        "shared_bytes": max(0, shared - reserve_bytes),
-        "registers": int(row.get("registers") or 0),
-    }
+def _launched(row: dict[str, Any], schedule: Schedule) -> Schedule:
+    """`schedule` with the facts of the launch: threads, registers, shared memory.
 
-
-def _warps(row: dict[str, Any], default: int) -> int:
-    return int(row.get("block") or 32 * default) // 32
+    The profiler counts the reserve of a block in; the schedule does not.
+    """
+    return replace(
+        schedule,
+        warps=int(row.get("block") or 0) // _THREADS_PER_WARP or schedule.warps,
+        registers=int(row.get("registers") or 0),
+        shared_bytes=max(0, int(row.get("smem_per_block") or 0) - _RESERVE_BYTES),
+    )
 
 
 def _fa2(p: dict[str, Any], row: dict[str, Any]) -> Request:
@@ -79,32 +81,22 @@ def _fa2(p: dict[str, Any], row: dict[str, Any]) -> Request:
         align="top-left",
     )
     schedule = Schedule(
-        tile=(p["BM"], p["BN"]),
-        order=p["order"],
-        stages=p["stages"],
-        warps=_warps(row, p["warps"]),
-        **_facts(row),
+        tile=(p["BM"], p["BN"]), order=p["order"], stages=p["stages"], warps=p["warps"]
     )
-    return Request(kernel="flash2", problem=problem, schedule=schedule)
+    return Request(kernel="flash2", problem=problem, schedule=_launched(row, schedule))
 
 
 def _fa1(p: dict[str, Any], row: dict[str, Any]) -> Request:
     problem = Attention(batch=p["B"], heads=p["H"], seqlen=p["N"], head_dim=p["D"])
-    schedule = Schedule(
-        tile=(p["BM"], p["BN"]), stages=1, warps=_warps(row, p["warps"]), **_facts(row)
-    )
-    return Request(kernel="flash1", problem=problem, schedule=schedule)
+    schedule = Schedule(tile=(p["BM"], p["BN"]), stages=1, warps=p["warps"])
+    return Request(kernel="flash1", problem=problem, schedule=_launched(row, schedule))
 
 
 def _gemm(p: dict[str, Any], row: dict[str, Any]) -> Request:
-    schedule = Schedule(
-        tile=(p["BM"], p["BN"], p["BK"]),
-        group=p["G"],
-        stages=p["stages"],
-        warps=_warps(row, p["warps"]),
-        **_facts(row),
-    )
-    return Request(kernel="gemm", problem=Gemm(m=p["M"], n=p["N"], k=p["K"]), schedule=schedule)
+    tile = (p["BM"], p["BN"], p["BK"])
+    schedule = Schedule(tile=tile, group=p["G"], stages=p["stages"], warps=p["warps"])
+    problem = Gemm(m=p["M"], n=p["N"], k=p["K"])
+    return Request(kernel="gemm", problem=problem, schedule=_launched(row, schedule))
 
 
 def _stream(kernel: str) -> Callable[[dict[str, Any], dict[str, Any]], Request]:
@@ -116,8 +108,7 @@ def _stream(kernel: str) -> Callable[[dict[str, Any], dict[str, Any]], Request]:
             mode=p.get("mode", "private"),
             reps=p.get("reps", 1),
         )
-        schedule = Schedule(warps=_warps(row, 8), **_facts(row))
-        return Request(kernel=kernel, problem=problem, schedule=schedule)
+        return Request(kernel=kernel, problem=problem, schedule=_launched(row, Schedule()))
 
     return make
 

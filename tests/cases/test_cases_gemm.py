@@ -123,7 +123,7 @@ def test_f11_reads_never_rise_with_the_capacity(tmp_path, group):
             tmp_path / f"l2-{factor}.toml",
             "h200",
             capacity_bytes=(L2_BYTES, int(L2_BYTES * factor)),
-            block_speed_spread=("0.05", "1e-9"),
+            resident_speed_spread=("0.029", "1e-9"),
         )
         reads.append(counted(problem, chip, group=group).traffic.dram_read_bytes)
     compulsory = 2 * 4096 * 1024 * 2
@@ -146,7 +146,7 @@ def test_f12_twice_the_element_twice_the_bytes(shape):
 
 def test_f13_only_the_first_latency_is_exposed(tmp_path):
     """One block, steps of 1024 cycles of matrix work and 768 of transfer; two steps hide a load."""
-    chip = chip_file(tmp_path / "even.toml", "h200", block_speed_spread=("0.05", "1e-9"))
+    chip = chip_file(tmp_path / "even.toml", "h200", resident_speed_spread=("0.029", "1e-9"))
     steps, tile = 100, (128, 256, 64)
     problem = Gemm(m=128, n=256, k=64 * steps)
     pipelined, plain = (
