@@ -118,6 +118,10 @@ class Level:
     dirty_before_bytes: int = 0  # dirty before a profiled kernel starts (the profiler's own)
     answer_bytes: int = 0  # DRAM: the least that one read brings
 
+    def peak_bytes_per_s(self, clock_hz: float) -> float:
+        """Nominal bytes per second of one unit of `scope`: nothing can move more."""
+        return self.bandwidth_bytes_per_s or self.bandwidth_bytes_per_clock * clock_hz
+
     def bytes_per_cycle(self, clock_hz: float) -> float:
         """Bytes per core cycle of one unit of `scope`; the sustained figure where known."""
         if self.sustained_bytes_per_s:

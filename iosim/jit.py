@@ -2,16 +2,19 @@
 
 Numba's own cache looks only at the file of the cached function, not at the files that it inlines,
 so a change in a helper would leave stale machine code behind. The cache folder here is therefore
-named by a digest of every source file of the package. `NUMBA_CACHE_DIR`, if set, is its parent.
+named by a digest of all sources that compiled code can come from. `NUMBA_CACHE_DIR`, if set, is its
+parent. Where nothing can be written, every process compiles for itself.
 """
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,6 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _KEPT_DIGESTS = 4  # two checkouts side by side must not delete each other's folder
 _PACKAGE = Path(__file__).parent
+_NEVER_COMPILED = {"cli", "counters", "report", "study", "validation"}
 
 
 def jit(function: F) -> F:
@@ -47,35 +51,49 @@ def numeric(function: F) -> F:
     return compiled
 
 
-@cache
-def source_digest() -> str:
-    """A digest of every Python file of the package, in a fixed order."""
+def source_digest(package: Path = _PACKAGE) -> str:
+    """A digest of every Python file of `package` that is compiled or inlined, in a fixed order."""
     digest = hashlib.sha256(numba.__version__.encode() + sys.version.encode())
-    for name in sorted(glob.glob(str(_PACKAGE / "**" / "*.py"), recursive=True)):
-        digest.update(os.path.relpath(name, _PACKAGE).encode())
-        digest.update(Path(name).read_bytes())
+    for name in sorted(glob.glob(str(package / "**" / "*.py"), recursive=True)):
+        inside = Path(name).relative_to(package)
+        if inside.parts[0] not in _NEVER_COMPILED:
+            digest.update(inside.as_posix().encode())
+            digest.update(Path(name).read_bytes())
     return digest.hexdigest()[:16]
 
 
 @cache
-def cache_folder() -> Path:
-    """Where machine code of exactly these sources is kept; older digests are removed."""
+def cache_folder() -> Path | None:
+    """Where machine code of exactly these sources is kept; None where nothing can be written.
+
+    Folders of older digests are removed.
+    """
     parent = os.environ.get("NUMBA_CACHE_DIR") or _user_cache() / "iosim"
     folder = Path(parent) / source_digest()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
         os.utime(folder)
-        others = [p for p in folder.parent.iterdir() if p.is_dir() and len(p.name) == 16]
-        for old in sorted(others, key=lambda p: p.stat().st_mtime)[:-_KEPT_DIGESTS]:
-            shutil.rmtree(old, ignore_errors=True)
+        _remove_old(folder.parent)
     except OSError:
-        return Path(numba.config.CACHE_DIR or ".")  # read-only home: Numba falls back by itself
+        return None
     return folder
 
 
-def is_cold() -> bool:
-    """Whether nothing has been compiled for these sources yet (the first run takes longer)."""
-    return not any(cache_folder().glob("**/*.nbi"))
+def is_cold(*names: str) -> bool:
+    """Whether any of these modules, such as `flash2`, has no machine code yet in the cache.
+
+    The first run takes longer then: Numba compiles.
+    """
+    folder = cache_folder()
+    kept = {path.name.split(".")[0] for path in folder.glob("*/*.nbi")} if folder else set()
+    return not kept.issuperset(names)
+
+
+def _remove_old(parent: Path) -> None:
+    folders = [p for p in parent.iterdir() if p.is_dir() and len(p.name) == 16]
+    for old in sorted(folders, key=lambda p: p.stat().st_mtime)[:-_KEPT_DIGESTS]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _user_cache() -> Path:
@@ -84,12 +102,18 @@ def _user_cache() -> Path:
 
 def _cached(function: F, allocates: bool) -> F:
     # Without the reference counts of NRT the hot loop of the engine is a third faster.
+    compile_ = functools.partial(numba.njit, nogil=True, error_model="numpy", _nrt=allocates)
+    folder = cache_folder()
     before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(cache_folder())
-    try:
-        compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=allocates)(
-            function
-        )
-    finally:
-        numba.config.CACHE_DIR = before
+    compiled: F
+    if folder is not None:
+        numba.config.CACHE_DIR = str(folder)
+        try:
+            compiled = compile_(cache=True)(function)
+            return compiled
+        except RuntimeError:
+            pass  # a function without a file, typed at a prompt: nothing to name its code by
+        finally:
+            numba.config.CACHE_DIR = before
+    compiled = compile_()(function)
     return compiled

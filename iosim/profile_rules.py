@@ -172,6 +172,7 @@ def _two_partitions(where: str, level: Level) -> Iterator[Broken]:
     if level.far_latency_cycles < level.latency_cycles:
         rule = f"must be at least latency_cycles = {level.latency_cycles:g}"
         yield f"{where}.far_latency_cycles", level.far_latency_cycles, rule
-    if level.home_run_bytes % level.line_bytes:
-        rule = f"must be a multiple of line_bytes = {level.line_bytes}"
+    run = level.home_run_bytes
+    if run < level.line_bytes or run & (run - 1):
+        rule = f"must be a power of two, at least line_bytes = {level.line_bytes}"
         yield f"{where}.home_run_bytes", level.home_run_bytes, rule

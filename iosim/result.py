@@ -10,6 +10,7 @@ from typing import Any
 from iosim.chip import Chip
 from iosim.launch import ClosedForm, Launch, occupancy
 from iosim.problem import Problem, Schedule
+from iosim.timing.roofline import limiter
 from iosim.traffic import FIELDS, OperandTraffic, Traffic, Work
 
 FORMAT = 1
@@ -38,7 +39,7 @@ class LaunchResult:
 
     @property
     def floor_s(self) -> float:
-        """No run of this launch can be faster."""
+        """No run of this launch at this clock can be faster."""
         return max(self.floor_times_s.values())
 
 
@@ -109,8 +110,7 @@ class Result:
         """The resource that sets the floor of the longest launch."""
         if not self.launches:
             return None
-        times = max(self.launches, key=lambda run: run.floor_s).floor_times_s
-        return max(times, key=lambda name: times[name])
+        return limiter(max(self.launches, key=lambda run: run.floor_s).floor_times_s)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of `results` in the JSON that scripts rely on (format 1)."""
@@ -159,7 +159,7 @@ class Result:
             **dataclasses.asdict(run.launch.work),
             "floor_s": run.floor_s,
             "floor_times_s": dict(run.floor_times_s),
-            "limiter": max(run.floor_times_s, key=lambda key: run.floor_times_s[key]),
+            "limiter": limiter(run.floor_times_s),
         }
 
 

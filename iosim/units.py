@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from iosim.errors import RequestError
 
@@ -21,7 +22,10 @@ _FACTORS = {
     "gb": 10**9,
     "b": 1,
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_TILE = re.compile(r"\s*[0-9]+\s*(?:x\s*[0-9]+\s*){0,2}", re.IGNORECASE | re.ASCII)
+_LONGEST = 400  # characters; a longer text is no number that somebody meant
+_SHOWN = 30  # characters of a wrong text that a message repeats
 
 #: bytes of one element of each dtype that the kernels know
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
@@ -32,22 +36,28 @@ def parse_size(text: str, what: str = "size") -> int:
 
     Bare k, m, g are powers of 1024, as people write sequence lengths. Raises RequestError.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise RequestError(f"{what} {text!r} is not a size; write 4096, 4k, 64KiB or 1MB")
-    value = float(match[1]) * factor
-    if value != int(value):
-        raise RequestError(f"{what} {text!r} is not a whole number ({value:g})")
+        raise RequestError(f"{what} {shortened(text)} is not a size; write 4096, 4k, 64KiB or 1MB")
+    value = Fraction(match[1]) * factor
+    if value.denominator != 1:
+        raise RequestError(f"{what} {shortened(text)} is not a whole number")
     return int(value)
 
 
-def parse_tile(text: str) -> tuple[int, ...]:
-    """The numbers of a tile written `MxN` or `MxNxK`. Raises RequestError."""
-    parts = text.lower().split("x")
-    if len(parts) not in (2, 3) or not all(part.strip().isdigit() for part in parts):
-        raise RequestError(f"tile {text!r} is not of the form MxN or MxNxK, such as 128x64")
-    return tuple(int(part) for part in parts)
+def parse_tile(text: str, what: str = "tile") -> tuple[int, ...]:
+    """The numbers of a tile written `M`, `MxN` or `MxNxK`. Raises RequestError."""
+    if len(text) > _LONGEST or not _TILE.fullmatch(text):
+        raise RequestError(
+            f"{what} {shortened(text)} is not of the form MxN or MxNxK, such as 128x64"
+        )
+    return tuple(int(part) for part in text.lower().split("x"))
+
+
+def shortened(text: str) -> str:
+    """`text` in quotes as a message repeats it: one line, its end cut off where it is long."""
+    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -21,7 +21,7 @@ from iosim.problem import Problem, Schedule, Stream
 from iosim.units import SECTOR_BYTES, ceil_div, dtype_bytes, round_up
 
 LENGTH_FACTOR = 16  # a compiler knows that a length is aligned where it divides by this
-PIECE_PITCH_BYTES = 12  # else a masked store goes out in pieces whose elements lie so far apart
+RUN_BYTES = 16  # what one thread stores: at once where aligned, else element by element
 
 PARAMS = np.dtype(
     [
@@ -55,7 +55,7 @@ def store_block(out, n, tensor, base, block, p):
     for piece in range(min(p.pieces, count)):
         rows = (count - 1 - piece) // p.pieces + 1
         where = at + piece * p.itemsize
-        n = store(out, n, tensor, ELEMENTWISE, 0, where, rows, p.itemsize, PIECE_PITCH_BYTES)
+        n = store(out, n, tensor, ELEMENTWISE, 0, where, rows, p.itemsize, RUN_BYTES)
     return n
 
 
@@ -116,13 +116,13 @@ def store_pieces(problem: Stream, chip: Chip) -> int:
     """Stores that the masked store of a block becomes on a GPU: 1 where the length is aligned.
 
     Where the compiler cannot prove that (the length is no multiple of 16), a thread stores its run
-    of 16 bytes element by element. Measured on `copy-odd/1` and `copy-odd/777` of the counters
-    (Triton 3.6, 2-byte elements): 5.95 times the bytes, for some of the 8 stores of a run merge on
-    their way. Hence 6 pieces for 2-byte elements; for others the same pitch, which is a guess.
+    of 16 bytes element by element: 8 stores of 2-byte elements, each of which touches every sector
+    of the block. On the chip some of them merge on their way: 5.95 times the bytes were measured
+    (`copy-odd` of the counters), so that writes towards L2 come out a third too high here.
     """
     if chip.grid is not None or problem.elements % LENGTH_FACTOR == 0:
         return 1
-    return PIECE_PITCH_BYTES // dtype_bytes(problem.dtype)
+    return RUN_BYTES // dtype_bytes(problem.dtype)
 
 
 def store_sectors(problem: Stream, block: int, pieces: int) -> int:
@@ -185,7 +185,7 @@ def move_forms(
             quantity=names[1],
             formula=f"{times}{formula} · bytes",
             value=written,
-            source=f"{source}; in pieces: counters, copy-odd" if times else source,
+            source=f"{source}; a thread stores its run in pieces" if times else source,
         ),
     )
     return forms if reads else forms[1:]

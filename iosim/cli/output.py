@@ -74,11 +74,10 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 def warn_if_cold(machines: Iterable[str], kernels: Iterable[str]) -> None:
     """Says why a run takes long that compiles what was never compiled on this machine."""
-    from iosim.jit import cache_folder
+    from iosim.jit import is_cold
 
-    there = {path.name.split(".")[0] for path in cache_folder().glob("*/*.nbi")}
-    engines = [name for m in machines for name in _ENGINES[m] if name not in there]
-    missing = [name for name in kernels if name not in there]
+    engines = [name for m in machines for name in _ENGINES[m] if is_cold(name)]
+    missing = [name for name in kernels if is_cold(name)]
     seconds = sum(_ENGINE_SECONDS[name] for name in engines) + _KERNEL_SECONDS * len(missing)
     if seconds >= _WORTH_A_LINE_SECONDS:
         what = "the simulator" if engines else ", ".join(missing)

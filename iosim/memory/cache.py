@@ -47,15 +47,12 @@ def place(group, round_trip, inverse):
     """(place, rotation) of a run of lines: runs go round the cache, skewed at each turn.
 
     `round_trip` runs fill one way of the cache; `inverse` is 1 / round_trip, since a division by
-    multiplication is several times faster here (exact: the remainder is put right).
+    multiplication is several times faster here. It is exact: half a run keeps the quotient away
+    from whole numbers, so that rounding cannot push it over one.
     """
-    turns = np.int64(group * inverse)
+    turns = np.int64((group + 0.5) * inverse)
     skewed = group + turns * _SKEW
-    at = skewed - np.int64(skewed * inverse) * round_trip
-    if at < 0:
-        at += round_trip
-    elif at >= round_trip:
-        at -= round_trip
+    at = skewed - np.int64((skewed + 0.5) * inverse) * round_trip
     return at, group ^ (group >> 5) ^ (group >> 10) ^ (group >> 15)
 
 

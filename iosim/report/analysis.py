@@ -67,7 +67,7 @@ def side_by_side(results: Sequence[Result], cache: str) -> Table:
     sections: tuple[tuple[str, Callable[[], None]], ...] = (
         (f"traffic{caches}", lambda: _add_traffic(add, results[0].chip, cache)),
         ("work", lambda: _add_work(add)),
-        ("floor: no run can be faster", lambda: _add_floor(add, results)),
+        ("floor: no run at this clock can be faster", lambda: _add_floor(add, results)),
     )
     for heading, fill in sections:
         rows.append((Cell(heading, "strong"),))

@@ -22,7 +22,7 @@ LEVELS = {
     "vmem_fill_bytes": "VMEM fill",
     "vmem_drain_bytes": "VMEM drain",
 }
-_RESOURCES = {"hbm": "HBM", "l2": "L2", "cmem": "CMEM", "vmem": "VMEM"}
+_RESOURCES = {"hbm": "HBM", "l1": "L1 fill", "l2": "L2", "cmem": "CMEM", "vmem": "VMEM"}
 NOTHING = "–"
 
 

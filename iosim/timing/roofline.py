@@ -1,7 +1,7 @@
 """The least time that each resource of a chip needs for a launch, and which one needs most.
 
-A floor, not a prediction: every resource works at its sustained rate, all of them at once, with no
-latency, no tail and no wave that is not full.
+A floor, not a prediction: every resource works at its nominal rate and at the stated clock, all of
+them at once, with no latency, no tail and no wave that is not full.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from iosim.traffic import Traffic
 
 
 def floor_times(launch: Launch, traffic: Traffic, chip: Chip, clock_hz: float) -> dict[str, float]:
-    """Seconds per resource, by the names of the field: tensor, exp, vector, hbm, l2 or vmem.
+    """Seconds per resource, by the names of the field: tensor, exp, vector, hbm, l1 or cmem.
 
     Matrix work takes the path that the launch's tile can use; products of one tile height are
-    assumed. HBM moves reads and writes at the sustained bandwidth.
+    assumed. HBM moves reads and writes at the nominal bandwidth; fills share the ports of the cores
+    evenly. L2 is left out: a coalescer in front of it can spare it reads.
     """
     cores, work = chip.cores_used, launch.work
     per_s = cores * clock_hz
@@ -31,10 +32,8 @@ def floor_times(launch: Launch, traffic: Traffic, chip: Chip, clock_hz: float) -
         times["exp"] = work.issued_exps / (chip.rate("exp").per_core_per_clock * per_s)
     if work.issued_vector_ops:
         times["vector"] = work.issued_vector_ops / (chip.rate("vector").per_core_per_clock * per_s)
-    if "l2" in chip.levels:
-        l2 = chip.levels["l2"]
-        moved = traffic.l2_from_l1_bytes / (l2.partitions if l2.scope == "partition" else 1)
-        times["l2"] = _seconds(chip, "l2", moved, clock_hz)
+    if "l1" in chip.levels:
+        times["l1"] = _seconds(chip, "l1", traffic.l1_fill_bytes / cores, clock_hz)
     if "cmem" in chip.levels:
         moved = traffic.cmem_read_bytes + traffic.cmem_write_bytes
         times["cmem"] = _seconds(chip, "cmem", moved, clock_hz)
@@ -48,4 +47,4 @@ def limiter(times: Mapping[str, float]) -> str | None:
 
 
 def _seconds(chip: Chip, level: str, moved: float, clock_hz: float) -> float:
-    return moved / (chip.levels[level].bytes_per_cycle(clock_hz) * clock_hz)
+    return moved / chip.levels[level].peak_bytes_per_s(clock_hz)
