@@ -6,7 +6,7 @@ and share the cache. Nothing here knows an algorithm or a chip by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from iosim.chip import Chip, Limits
 from iosim.errors import DoesNotFitError
 from iosim.problem import Problem, Schedule
 from iosim.traffic import Work
-from iosim.units import format_capacity, round_up
+from iosim.units import format_bytes, format_capacity, round_up
 
 #: emit(block, first, last, params, out, tensors) -> (operations written, block is done)
 BlockProgram = Callable[..., tuple[int, bool]]
@@ -129,6 +129,19 @@ def why_not(footprint: Footprint, chip: Chip) -> str | None:
             f"{limits.registers_per_core:,} registers of a core"
         )
     return None
+
+
+def tensors_too_large(planned: Sequence[Launch], chip: Chip) -> str | None:
+    """One line that says that the tensors of the launches exceed the off-chip memory, or None."""
+    sizes = {o.name: o.size_bytes for launch in planned for o in launch.operands}
+    total, capacity = sum(sizes.values()), chip.dram.capacity_bytes
+    if total <= capacity:
+        return None
+    name = max(sizes, key=lambda key: sizes[key])
+    return (
+        f"tensors of {format_bytes(total)} (the largest, {name}: {format_bytes(sizes[name])}) "
+        f"> HBM of {format_bytes(capacity)}"
+    )
 
 
 def occupancy(footprint: Footprint, limits: Limits) -> dict[str, int]:

@@ -51,6 +51,8 @@ class Result:
     chip: Chip
     problem: Problem
     schedule: Schedule
+    cache: str
+    seeds: tuple[int, ...]
     clock_hz: float
     planned: tuple[Launch, ...]
     launches: tuple[LaunchResult, ...]
@@ -124,6 +126,8 @@ class Result:
             "order": self.schedule.order,
             "dtype": self.problem.dtype,
             "schedule": _schedule(self.schedule),
+            "cache": self.cache,
+            "seeds": list(self.seeds),
             "fits": self.fits,
             "why_not": self.why_not,
             "footprint_bytes": self.footprint_bytes,

@@ -12,7 +12,7 @@ from iosim.engine.counts import Counts
 from iosim.engine.grid import run_grid
 from iosim.errors import RequestError
 from iosim.kernels import load_kernel
-from iosim.launch import Kernel, Launch, why_not
+from iosim.launch import Kernel, Launch, tensors_too_large, why_not
 from iosim.problem import Problem, Schedule
 from iosim.result import LaunchResult, Result
 from iosim.timing.roofline import floor_times
@@ -50,11 +50,15 @@ def simulate(
     planned = algorithm.launches(problem, full, chip)
     clock = clock_hz or chip.cores.clock_hz
     reasons = [reason for launch in planned if (reason := why_not(launch.footprint, chip))]
+    if too_large := tensors_too_large(planned, chip):
+        reasons.append(too_large)
     outcome = Result(
         kernel=kernel,
         chip=chip,
         problem=problem,
         schedule=full,
+        cache=cache,
+        seeds=tuple(seeds),
         clock_hz=clock,
         planned=planned,
         launches=(),

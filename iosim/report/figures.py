@@ -120,9 +120,9 @@ def _draw_traffic(axes: Axes, series: Sequence[Series], tiles: Sequence[Tile], c
     floors = _compulsory(series)
     for low, high, colour in floors:
         axes.axhline(high, color=colour, linestyle=(0, (4, 3)), linewidth=1.1)
-        span = "" if low == high else f"{_short_bytes(low)} to "
+        span = " to ".join(dict.fromkeys((_short_bytes(low), _short_bytes(high))))
         right = _is_free(axes, high, -1) >= _is_free(axes, high, 0)
-        _note(axes, f"compulsory {span}{_short_bytes(high)}", high, colour, right=right)
+        _note(axes, f"compulsory {span}", high, colour, right=right)
     _scale(axes, [*values, *(high for _, high, _ in floors)])
     axes.set_ylabel("HBM traffic, read + written")
     axes.yaxis.set_major_formatter(lambda value, _: _short_bytes(value))

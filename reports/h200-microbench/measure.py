@@ -62,8 +62,19 @@ def chase(footprint_bytes, steps, warm):
 
 
 @triton.jit
-def k_probe(X, Y, T, steps, span, step_elements, shared, DOT: tl.constexpr,
-            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def k_probe(
+    X,
+    Y,
+    T,
+    steps,
+    span,
+    step_elements,
+    shared,
+    DOT: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """Streams `span` elements of an L2-resident buffer again and again, `steps` tiles in all."""
     pid = tl.program_id(0)
     begin = globaltimer()
@@ -112,7 +123,9 @@ def spread(name, times, blocks, **facts):
     core = t[steady, 2]
     rel = took[steady] / took[steady].mean()
     means = np.array([rel[core == c].mean() for c in np.unique(core)])
-    inside = np.array([rel[i] - means[np.searchsorted(np.unique(core), core[i])] for i in range(len(rel))])
+    inside = np.array(
+        [rel[i] - means[np.searchsorted(np.unique(core), core[i])] for i in range(len(rel))]
+    )
     emit(
         probe=name,
         blocks=blocks,
@@ -128,9 +141,18 @@ def spread(name, times, blocks, **facts):
 
 def main():
     p = torch.cuda.get_device_properties(0)
-    emit(device=p.name, sms=p.multi_processor_count, torch=torch.__version__, triton=triton.__version__)
-    for footprint, steps, warm in ((4 << 20, 20000, 1), (16 << 20, 60000, 1), (28 << 20, 120000, 1),
-                                   (1 << 30, 60000, 0)):
+    emit(
+        device=p.name,
+        sms=p.multi_processor_count,
+        torch=torch.__version__,
+        triton=triton.__version__,
+    )
+    for footprint, steps, warm in (
+        (4 << 20, 20000, 1),
+        (16 << 20, 60000, 1),
+        (28 << 20, 120000, 1),
+        (1 << 30, 60000, 0),
+    ):
         for _ in range(2):
             chase(footprint, steps, warm)
     x = (torch.randn(64 << 20, device="cuda") * 0.01).half()
@@ -156,11 +178,35 @@ def stream(x, dot, bm, bn, bk, warps, stages, shared, steps, repeat):
     t = torch.zeros(blocks * 3, dtype=torch.int64, device="cuda")
     tile = (bm + bn) * bk
     for _ in range(2):
-        k_probe[(blocks,)](x, y, t, steps, 4 * tile, tile, shared, dot, bm, bn, bk,
-                           num_warps=warps, num_stages=stages)
+        k_probe[(blocks,)](
+            x,
+            y,
+            t,
+            steps,
+            4 * tile,
+            tile,
+            shared,
+            dot,
+            bm,
+            bn,
+            bk,
+            num_warps=warps,
+            num_stages=stages,
+        )
     torch.cuda.synchronize()
-    spread("stream", t, blocks, dot=dot, tile=[bm, bn, bk], warps=warps, stages=stages, steps=steps,
-           shared=bool(shared), repeat=repeat, fill_bytes=blocks * steps * tile * 2)
+    spread(
+        "stream",
+        t,
+        blocks,
+        dot=dot,
+        tile=[bm, bn, bk],
+        warps=warps,
+        stages=stages,
+        steps=steps,
+        shared=bool(shared),
+        repeat=repeat,
+        fill_bytes=blocks * steps * tile * 2,
+    )
 
 
 if __name__ == "__main__":
