@@ -9,7 +9,7 @@ lines, sectors and padding by itself.
 | kind | LOAD, STORE, ATOMIC, MATRIX, EXP, VECTOR, BARRIER |
 | tensor | index of the operand in the launch (memory operations) |
 | flags | L1_BYPASS, WINDOW, FULL_SECTORS, ELEMENTWISE; ASYNC for products |
-| step | pipeline step of the operation; a load may run ahead of it by `stages` - 1 steps |
+| step | pipeline step: a load is issued once the step `stages` - 1 before it has ended |
 | waits | the operation starts once all earlier loads of steps ≤ `waits` have arrived; -1: nothing |
 | slot | WINDOW loads and stores: which double-buffered window of the block |
 | address, rows, row_bytes, pitch_bytes | the box: `rows` runs of `row_bytes`, `pitch_bytes` apart |
@@ -29,7 +29,7 @@ L1_BYPASS = 1  # cp.async.cg, TMA: goes past L1
 WINDOW = 2  # a block of a grid: fetched or written back only when its address changes
 FULL_SECTORS = 4  # a store that is known to cover whole sectors
 ELEMENTWISE = 8  # pitch is a stride between elements, not between rows of a tile
-ASYNC = 16  # MATRIX: the program goes on while it runs (nothing in its step needs the result)
+ASYNC = 16  # MATRIX: the program goes on while it runs; a step that ends in one ends as it begins
 
 OP_DTYPE = np.dtype(
     [

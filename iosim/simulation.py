@@ -49,9 +49,6 @@ def simulate(
     full = complete(algorithm, problem, chip, schedule or Schedule())
     planned = algorithm.launches(problem, full, chip)
     clock = clock_hz or chip.cores.clock_hz
-    reasons = [reason for launch in planned if (reason := why_not(launch.footprint, chip))]
-    if too_large := tensors_too_large(planned, chip):
-        reasons.append(too_large)
     outcome = Result(
         kernel=kernel,
         chip=chip,
@@ -63,14 +60,20 @@ def simulate(
         planned=planned,
         launches=(),
         closed_forms=algorithm.closed_forms(problem, full, chip),
-        why_not=reasons[0] if reasons else None,
+        why_not=_why_not(planned, chip),
     )
-    if reasons:
+    if not outcome.fits:
         return outcome
     with ThreadPoolExecutor() as pool:
         runs = list(pool.map(lambda seed: _run(planned, chip, cache, clock, seed), seeds))
     results = [dataclasses.replace(outcome, launches=run) for run in runs]
     return dataclasses.replace(results[0], band=_band(results))
+
+
+def _why_not(planned: tuple[Launch, ...], chip: Chip) -> str | None:
+    """The first reason why the launches cannot run on `chip`."""
+    reasons = (why_not(launch.footprint, chip) for launch in planned)
+    return next((reason for reason in reasons if reason), tensors_too_large(planned, chip))
 
 
 def complete(kernel: Kernel, problem: Problem, chip: Chip, schedule: Schedule) -> Schedule:

@@ -50,7 +50,7 @@ def parse_tile(text: str, what: str = "tile") -> tuple[int, ...]:
     """The numbers of a tile written `M`, `MxN` or `MxNxK`. Raises RequestError."""
     if len(text) > _LONGEST or not _TILE.fullmatch(text):
         raise RequestError(
-            f"{what} {shortened(text)} is not of the form MxN or MxNxK, such as 128x64"
+            f"{what} {shortened(text)} is not of the form MxN or MxNxK, such as --tile 128x64"
         )
     return tuple(int(part) for part in text.lower().split("x"))
 

@@ -56,10 +56,10 @@ def test_latencies(rows: Rows) -> None:
     chip = load_profile("h200")
     dram = chip.dram
     near, far = (chase(rows, warm=0, percentile=quartile) for quartile in ("25", "75"))
-    assert dram.latency_cycles == pytest.approx(near, rel=0.02)
-    assert dram.far_miss_latency_cycles == pytest.approx(far, rel=0.02)
+    assert dram.latency_cycles == pytest.approx(near, rel=0.005)
+    assert dram.far_miss_latency_cycles == pytest.approx(far, rel=0.005)
     hit = mean([r for r in rows if r.get("probe") == "chase" and r["warm"]], "low_half_mean")
-    assert chip.levels["l2"].latency_cycles == pytest.approx(hit, rel=0.02)
+    assert chip.levels["l2"].latency_cycles == pytest.approx(hit, rel=0.005)
 
 
 def test_blocks_on_a_core_follow_from_the_time_of_a_launch(rows: Rows) -> None:

@@ -96,12 +96,17 @@ def sectors(first_byte, last_byte, sector_shift):
 
 @inline
 def access(tags, base, ways, line, mask, write):
-    """One access to the sectors `mask` of `line` in the set at `base`; LRU, allocates always.
+    """One access to the sectors `mask` of `line` in the set at `base`; LRU, allocates always."""
+    return touch(tags, base, ways, find(tags, base, ways, line), line, mask, write)
+
+
+@inline
+def touch(tags, base, ways, way, line, mask, write):
+    """`access` to a line that was found at `way`, or nowhere (-1).
 
     Returns (missing sectors, evicted entry or EMPTY): a read fetches the missing sectors, a write
     makes its sectors valid and dirty without a fetch. The line is then first in its set.
     """
-    way = find(tags, base, ways, line)
     evicted = EMPTY
     if way < 0:
         way = ways - 1

@@ -10,7 +10,7 @@ The partitions lie one after the other in one array. Tallies count sectors, one 
 from __future__ import annotations
 
 from iosim.jit import inline
-from iosim.memory.cache import EMPTY, access, find, place, popcount, to_front
+from iosim.memory.cache import EMPTY, access, find, place, popcount, to_front, touch
 
 #: columns of the tally
 L1_FILL, L1_WRITE, DRAM_READ, DRAM_WRITE, FABRIC = range(5)
@@ -93,7 +93,7 @@ def read_sectors(tags, line, mask, base, far_base, tally, model):
     way = find(tags, base, ways, line)
     if way >= 0 and (tags[base + way] >> 4) & mask == mask:
         wanted = mask
-    missing, evicted = access(tags, base, ways, line, wanted, False)
+    missing, evicted = touch(tags, base, ways, way, line, wanted, False)
     written += settle_eviction(evicted, tally)
     return popcount(missing), fabric, written
 
@@ -111,7 +111,7 @@ def write_sectors(tags, line, mask, home, row, tensor, tally, model):
     base = (home * model.l2_sets + row) * ways
     way = find(tags, base, ways, line)
     clean = mask & ~(tags[base + way] & 15) if way >= 0 else mask
-    _, evicted = access(tags, base, ways, line, mask, True)
+    _, evicted = touch(tags, base, ways, way, line, mask, True)
     written = settle_eviction(evicted, tally)
     tags[base] = (tags[base] & ~0xFF00) | (tensor << 8)
     last = tally.shape[0] - 1

@@ -85,7 +85,7 @@ def series_of(results: Sequence[Result], names: Sequence[str]) -> list[Series]:
     """Results that differ in nothing but the tile, as one line each."""
     groups: dict[str, dict[Tile, Result]] = {}
     for result in results:
-        groups.setdefault(label_of(result, names), {})[result.schedule.tile] = result
+        groups.setdefault(label_of(result, names, results), {})[result.schedule.tile] = result
     return [
         Series(
             label=label,

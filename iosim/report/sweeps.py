@@ -33,10 +33,18 @@ def varying(results: Sequence[Result], given: Sequence[str]) -> tuple[str, ...]:
     return tuple(n for n in names if n in asked and len({axes.get(n) for axes in every}) > 1)
 
 
-def label_of(result: Result, names: Sequence[str]) -> str:
-    """What tells a result apart from the others: `flash2, seqlen 4096`."""
+def label_of(result: Result, names: Sequence[str], others: Sequence[Result]) -> str:
+    """What tells a result apart from `others`: `flash2, seqlen 4096`.
+
+    What is the same in all results of its kernel does not (an order, for a kernel without one).
+    """
     axes = axes_of(result)
-    words = [_word(n, axes[n]) for n in names if axes.get(n) is not None]
+    same_kernel = [axes_of(other) for other in others if other.kernel == result.kernel]
+    words = [
+        _word(name, axes[name])
+        for name in names
+        if name == "kernel" or any(own.get(name) != axes.get(name) for own in same_kernel)
+    ]
     return ", ".join(words) or result.kernel
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def validate(
         return _compare(row, chip, seeds)
 
     results = []
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for comparison in pool.map(one, rows):
             results.append(comparison)
             done += 1

@@ -5,6 +5,7 @@ L2-resident tiles, with and without matrix products, and note when every block b
 """
 
 import json
+import sys
 
 import cupy as cp
 import numpy as np
@@ -71,6 +72,7 @@ def k_probe(
     step_elements,
     shared,
     DOT: tl.constexpr,
+    WAIT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -87,7 +89,9 @@ def k_probe(
         off = base + (s * step_elements) % span
         a = tl.load(X + off + om[:, None] * BK + ok[None, :])
         b = tl.load(X + off + BM * BK + ok[:, None] * BN + on[None, :])
-        if DOT:
+        if WAIT:
+            acc = acc * 0.5 + tl.exp2(tl.dot(a, b))
+        elif DOT:
             acc += tl.dot(a, b)
         else:
             acc += tl.sum(a.to(tl.float32)) + tl.sum(b.to(tl.float32))
@@ -147,6 +151,10 @@ def main():
         torch=torch.__version__,
         triton=triton.__version__,
     )
+    x = (torch.randn(64 << 20, device="cuda") * 0.01).half()
+    if sys.argv[1:] == ["wait"]:
+        waits(x)
+        return
     for footprint, steps, warm in (
         (4 << 20, 20000, 1),
         (16 << 20, 60000, 1),
@@ -155,13 +163,12 @@ def main():
     ):
         for _ in range(2):
             chase(footprint, steps, warm)
-    x = (torch.randn(64 << 20, device="cuda") * 0.01).half()
     shapes = ((True, 128, 128, 64, 8, 3), (True, 64, 64, 64, 4, 3), (False, 64, 64, 64, 4, 3))
     for repeat in range(3):
         for steps in (16, 32, 64, 128, 256, 512, 1024):
             for dot, bm, bn, bk, warps, stages in shapes:
                 for shared in (0, 1):
-                    stream(x, dot, bm, bn, bk, warps, stages, shared, steps, repeat)
+                    stream(x, dot, False, bm, bn, bk, warps, stages, shared, steps, repeat)
         for bm, bn, warps in ((128, 128, 8), (64, 64, 4)):
             blocks = 264 * 8
             y = torch.zeros(blocks, device="cuda")
@@ -171,7 +178,24 @@ def main():
             spread("compute", t, blocks, tile=[bm, bn, 64], warps=warps, repeat=repeat)
 
 
-def stream(x, dot, bm, bn, bk, warps, stages, shared, steps, repeat):
+def waits(x):
+    """Does it matter whether a block waits for every product? The same stream, both ways."""
+    for repeat in range(3):
+        for wait in (True, False):
+            for bm, bn, bk, warps, stages in (
+                (128, 128, 64, 8, 3),
+                (128, 64, 64, 8, 2),
+                (64, 64, 64, 4, 2),
+                (64, 64, 64, 4, 3),
+                (64, 64, 32, 4, 3),
+                (64, 128, 64, 4, 2),
+            ):
+                for shared in (0, 1):
+                    for steps in (64, 256):
+                        stream(x, True, wait, bm, bn, bk, warps, stages, shared, steps, repeat)
+
+
+def stream(x, dot, wait, bm, bn, bk, warps, stages, shared, steps, repeat):
     """One launch of the streaming probe, after one to warm up."""
     blocks = 264 * 8
     y = torch.zeros(blocks, device="cuda")
@@ -187,6 +211,7 @@ def stream(x, dot, bm, bn, bk, warps, stages, shared, steps, repeat):
             tile,
             shared,
             dot,
+            wait,
             bm,
             bn,
             bk,
@@ -199,6 +224,7 @@ def stream(x, dot, bm, bn, bk, warps, stages, shared, steps, repeat):
         t,
         blocks,
         dot=dot,
+        wait=wait,
         tile=[bm, bn, bk],
         warps=warps,
         stages=stages,

@@ -199,7 +199,7 @@ def test_one_stage_exposes_the_latency_of_each_step(apart):
     products = steps * MATRIX_CYCLES * 256 / 64
     latencies = CHIP.dram.latency_cycles, CHIP.dram.far_miss_latency_cycles
     assert time[1] >= products + steps * min(latencies)
-    assert time[1] >= time[2] > time[3] > time[8] >= products
+    assert time[1] >= time[2] > time[3] >= time[8] >= products
     assert (time[1] > time[2]) == bool(apart)
     load = max(latencies) + 4096 / 64 + 100
     assert load < 6 * MATRIX_CYCLES * 256 / 64  # so many products hide a load

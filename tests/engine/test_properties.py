@@ -13,7 +13,7 @@ from iosim.problem import Attention, Gemm, Schedule, Stream
 from iosim.profiles import load_profile, profile_names
 from iosim.simulation import complete, simulate
 
-CHIPS = [chip for chip in map(load_profile, profile_names()) if chip.grid is None]
+CHIPS = {chip.name: chip for chip in map(load_profile, profile_names()) if chip.grid is None}
 CHIP = load_profile("h200")
 ATTENTION = ("flash2", "flash1", "standard")
 
@@ -50,9 +50,13 @@ def requests(draw, kernels=(*ATTENTION, "gemm", "copy")):
         group = draw(st.integers(1, 4))
         return kernel, Gemm(**sizes), Schedule(tile=tile, group=group, stages=stages, warps=warps)
     tile, order = (draw(side), draw(side)), draw(st.sampled_from(["query", "head"]))
+    problem = draw(attention())
+    if kernel == "flash1":  # it never comes to rows that see no key: O is 0 there beforehand
+        longer = max(problem.seqlen, problem.seqlen_k)
+        problem = dataclasses.replace(problem, seqlen_k=longer)
     return (
         kernel,
-        draw(attention()),
+        problem,
         Schedule(tile=tile, order=order, stages=stages, warps=warps),
     )
 
@@ -76,13 +80,16 @@ def residue(chip):
 
 
 @settings(max_examples=80, deadline=None)
-@given(request=requests(), chip=st.sampled_from(CHIPS), cache=st.sampled_from(["cold", "warm"]))
-def test_a_level_moves_no_more_than_the_one_above_asks_for(request, chip, cache):
+@given(
+    request=requests(), name=st.sampled_from(sorted(CHIPS)), cache=st.sampled_from(["cold", "warm"])
+)
+def test_a_level_moves_no_more_than_the_one_above_asks_for(request, name, cache):
+    chip = CHIPS[name]
     result = run(*request, chip, cache=cache)
     pair = max(1, chip.dram.answer_bytes // chip.levels["l2"].sector_bytes)  # what DRAM answers
     for launch in result.launches:
-        for name, row in launch.operands.items():
-            assert row.dram_read_bytes <= pair * row.l1_fill_bytes, name
+        for label, row in launch.operands.items():
+            assert row.dram_read_bytes <= pair * row.l1_fill_bytes, label
             assert row.l2_hit_bytes <= row.l1_fill_bytes
         t = launch.traffic
         assert t.l2_from_l1_bytes == t.l1_fill_bytes + t.l1_write_bytes
@@ -95,23 +102,25 @@ def test_a_level_moves_no_more_than_the_one_above_asks_for(request, chip, cache)
 
 
 @settings(max_examples=80, deadline=None)
-@given(request=requests(), chip=st.sampled_from(CHIPS))
-def test_cold_reads_are_at_least_what_is_compulsory(request, chip):
+@given(request=requests(), name=st.sampled_from(sorted(CHIPS)))
+def test_cold_reads_are_at_least_what_is_compulsory(request, name):
+    chip = CHIPS[name]
     result = run(*request, chip)
     for launch in result.launches:
         roles = {operand.name: operand for operand in launch.launch.operands}
-        for name, row in launch.operands.items():
-            if roles[name].role == "in":
-                assert row.dram_read_bytes >= roles[name].unique_bytes, name
-                assert row.l1_fill_bytes >= roles[name].unique_bytes, name
-            elif roles[name].role == "out":
-                assert row.l1_write_bytes >= roles[name].unique_bytes, name
+        for label, row in launch.operands.items():
+            if roles[label].role == "in":
+                assert row.dram_read_bytes >= roles[label].unique_bytes, label
+                assert row.l1_fill_bytes >= roles[label].unique_bytes, label
+            elif roles[label].role == "out":
+                assert row.l1_write_bytes >= roles[label].unique_bytes, label
     assert result.traffic.dram_read_bytes >= result.compulsory[0]
 
 
 @settings(max_examples=80, deadline=None)
-@given(request=requests(), chip=st.sampled_from(CHIPS))
-def test_what_is_written_is_drained_or_still_dirty(request, chip):
+@given(request=requests(), name=st.sampled_from(sorted(CHIPS)))
+def test_what_is_written_is_drained_or_still_dirty(request, name):
+    chip = CHIPS[name]
     t = run(*request, chip).traffic
     result_written = t.dram_write_bytes + t.dirty_left_bytes - residue(chip)
     assert result_written <= t.l1_write_bytes
@@ -145,28 +154,30 @@ def test_what_is_written_is_drained_or_still_dirty_beyond_the_cache(kernel, elem
     kernel=st.sampled_from(ATTENTION),
     kv_heads=st.integers(1, 4),
     seqlen=st.sampled_from([64, 96, 192]),
-    chip=st.sampled_from(CHIPS),
+    name=st.sampled_from(sorted(CHIPS)),
 )
-def test_bytes_of_keys_and_values_grow_with_their_heads(kernel, kv_heads, seqlen, chip):
+def test_bytes_of_keys_and_values_grow_with_their_heads(kernel, kv_heads, seqlen, name):
+    chip = CHIPS[name]
     problem = Attention(heads=12, kv_heads=kv_heads, seqlen=seqlen, head_dim=64)
     result = run(kernel, problem, Schedule(tile=(32, 32), warps=4), chip)
-    for name in "KV":
-        row = result.operands[name]
+    for label in "KV":
+        row = result.operands[label]
         assert row.dram_read_bytes == kv_heads * seqlen * 64 * 2 == row.unique_bytes
 
 
 @settings(max_examples=40, deadline=None)
-@given(request=requests(kernels=("flash2", "gemm")), chip=st.sampled_from(CHIPS))
-def test_order_changes_hits_and_never_requests(request, chip):
+@given(request=requests(kernels=("flash2", "gemm")), name=st.sampled_from(sorted(CHIPS)))
+def test_order_changes_hits_and_never_requests(request, name):
     """Loads past L1: what L1 holds depends on which blocks share a core."""
+    chip = CHIPS[name]
     kernel, problem, schedule = request
     schedule = dataclasses.replace(schedule, stages=2)
     other = {"order": "head" if schedule.order == "query" else "query", "group": 5}
     one = run(kernel, problem, schedule, chip)
     two = run(kernel, problem, dataclasses.replace(schedule, **other), chip)
-    passing = [name for name in one.operands if name in ("K", "V", "A", "B")]
-    for name in passing:
-        assert one.operands[name].l1_fill_bytes == two.operands[name].l1_fill_bytes > 0, name
+    passing = [label for label in one.operands if label in ("K", "V", "A", "B")]
+    for label in passing:
+        assert one.operands[label].l1_fill_bytes == two.operands[label].l1_fill_bytes > 0, label
     assert one.traffic.l1_write_bytes == two.traffic.l1_write_bytes
     assert one.work == two.work
 
@@ -195,13 +206,16 @@ def test_reads_never_rise_with_the_capacity(kernel, causal):
         for factor in (1 / 512, 1 / 128, 1 / 32, 1 / 8, 1 / 2, 2)
     ]
     assert all(after <= before * 1.01 for before, after in pairwise(reads)), reads
-    assert reads[0] > 1.5 * reads[-1]
-    assert reads[-1] == 3 * 4 * 1024 * 64 * 2  # Q, K and V once
+    assert reads[0] > 1.1 * reads[-1]
+    rows = 4 * 1024
+    output = rows * (64 * 2 + 2 * 4) if kernel == "flash1" else 0  # it reads O, l and m as well
+    assert reads[-1] == 3 * rows * 64 * 2 + output
 
 
 @settings(max_examples=20, deadline=None)
-@given(request=requests(), chip=st.sampled_from(CHIPS), seed=st.integers(0, 1 << 31))
-def test_the_same_seed_gives_the_same_bits(request, chip, seed):
+@given(request=requests(), name=st.sampled_from(sorted(CHIPS)), seed=st.integers(0, 1 << 31))
+def test_the_same_seed_gives_the_same_bits(request, name, seed):
+    chip = CHIPS[name]
     one, two = (run(*request, chip, seeds=(seed,)).launches for _ in range(2))
     for a, b in zip(one, two, strict=True):
         assert a.traffic == b.traffic
@@ -211,21 +225,25 @@ def test_the_same_seed_gives_the_same_bits(request, chip, seed):
 
 @settings(max_examples=15, deadline=None)
 @given(
-    request=requests(), chip=st.sampled_from(CHIPS), seeds=st.lists(st.integers(0, 99), min_size=2)
+    request=requests(),
+    name=st.sampled_from(sorted(CHIPS)),
+    seeds=st.lists(st.integers(0, 99), min_size=2),
 )
-def test_the_band_holds_the_values_of_all_seeds(request, chip, seeds):
+def test_the_band_holds_the_values_of_all_seeds(request, name, seeds):
+    chip = CHIPS[name]
     seeds = seeds[:4]
     together = run(*request, chip, seeds=seeds)
     each = [run(*request, chip, seeds=(seed,)).traffic for seed in seeds]
     assert together.traffic == each[0]
-    for name, band in together.band.items():
-        values = [getattr(traffic, name) for traffic in each]
-        assert band == (min(values), max(values)), name
+    for label, band in together.band.items():
+        values = [getattr(traffic, label) for traffic in each]
+        assert band == (min(values), max(values)), label
 
 
 @settings(max_examples=40, deadline=None)
-@given(request=requests(), chip=st.sampled_from(CHIPS))
-def test_a_warm_cache_that_holds_all_reads_nothing(request, chip):
+@given(request=requests(), name=st.sampled_from(sorted(CHIPS)))
+def test_a_warm_cache_that_holds_all_reads_nothing(request, name):
+    chip = CHIPS[name]
     t = run(*request, chip, cache="warm").traffic
     cold = run(*request, chip).traffic
     assert t.dram_read_bytes == 0
