@@ -77,8 +77,16 @@ def _why_not(planned: tuple[Launch, ...], chip: Chip) -> str | None:
 
 
 def complete(kernel: Kernel, problem: Problem, chip: Chip, schedule: Schedule) -> Schedule:
-    """`schedule` with the kernel's own choice for everything that it leaves open."""
+    """`schedule` with the kernel's own choice for everything that it leaves open.
+
+    Raises RequestError where a tile of one size is asked of a kernel with more.
+    """
     default = kernel.default_schedule(problem, chip)
+    if len(schedule.tile) == 1 < len(default.tile):
+        raise RequestError(
+            f"tile {schedule.tile[0]} of {kernel.name} needs two sizes or more, such as "
+            f"{'x'.join(map(str, default.tile))}"
+        )
     tile = schedule.tile + default.tile[len(schedule.tile) :]
     return dataclasses.replace(
         schedule,
