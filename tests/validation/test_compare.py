@@ -10,14 +10,14 @@ import pytest
 
 from iosim.chip import Chip
 from iosim.counters.table import CounterRow, read_table
+from iosim.kernels import load_kernel
 from iosim.launch import blocks_per_core
 from iosim.profiles import load_profile
 from iosim.simulation import complete
 from iosim.validation.compare import Comparison, document, family_errors, validate
 from iosim.validation.requests import chip_of, request_of
 
-COUNTERS = Path(__file__).parents[3] / "shared" / "counters"
-needs_counters = pytest.mark.skipif(not COUNTERS.exists(), reason="no counter tables beside")
+COUNTERS = Path(__file__).parents[2] / "reports" / "accuracy"
 
 HAND_COUNTED = ("fa2", "gemm", "copy")  # their fills and writes are arithmetic
 QUICK_BYTES = 3e9  # rows that fill less are run here; all rows by `iosim validate`
@@ -93,7 +93,6 @@ def test_a_gpu_table_needs_a_chip(tmp_path: Path) -> None:
     assert "--profile" in str(validate(path)[0].skipped)
 
 
-@needs_counters
 def test_compiled_flash_attention_is_exact() -> None:
     """Every DMA byte of the real TPU compiler, every refusal, VMEM within 25 %."""
     results = validate(COUNTERS / "tpu-flash.jsonl")
@@ -108,7 +107,6 @@ def test_compiled_flash_attention_is_exact() -> None:
     assert max(vmem) < 0.25
 
 
-@needs_counters
 def test_occupancy_is_the_driver_s(chip: Chip) -> None:
     """Blocks per core from our formulas equal the least of what the profiler reports."""
     assert chip.limits is not None
@@ -117,8 +115,6 @@ def test_occupancy_is_the_driver_s(chip: Chip) -> None:
         request = request_of(row, chip)
         if isinstance(request, str) or row.family not in HAND_COUNTED:
             continue
-        from iosim.kernels import load_kernel
-
         kernel = load_kernel(request.kernel)
         schedule = complete(kernel, request.problem, chip, request.schedule)
         launch = kernel.launches(request.problem, schedule, chip)[0]
@@ -129,7 +125,6 @@ def test_occupancy_is_the_driver_s(chip: Chip) -> None:
     assert checked == 54
 
 
-@needs_counters
 def test_bytes_of_known_kernels(chip: Chip, tmp_path: Path) -> None:
     """Fills and writes within 0.5 % on each row, HBM reads within 10 % in the mean."""
     lines = (COUNTERS / "h200.jsonl").read_text(encoding="utf-8").splitlines()
@@ -153,7 +148,6 @@ def test_bytes_of_known_kernels(chip: Chip, tmp_path: Path) -> None:
         assert np.mean(values) <= 0.10, family
 
 
-@needs_counters
 def test_rows_of_the_tpu_name_their_own_chip() -> None:
     for row in read_table(COUNTERS / "tpu-flash.jsonl").rows:
         own = chip_of(row, None)
