@@ -157,8 +157,8 @@ def test_tables_hold_levels_operands_and_closed_forms(capsys: Capture) -> None:
     words = (
         "shared memory of a block", "per SM, limited by", "HBM read", "HBM write", "L1 fill",
         "L2 fabric", "× compulsory", "flops", "exps", "flop per HBM byte", "ridge", "limited by",
-        "no run can be faster", "not yet", "flash2 by operand", "K in", "O out", "closed forms",
-        "agree",
+        "no run at this clock can be faster", "not yet", "flash2 by operand", "K in", "O out",
+        "closed forms", "agree",
     )  # fmt: skip
     assert not [word for word in words if word not in out]
 

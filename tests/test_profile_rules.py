@@ -132,7 +132,7 @@ BAD_LINE: list[tuple[str, str, str, str | None, list[str]]] = [
         L2,
         "home_run_bytes",
         number("home_run_bytes", 1000),
-        ["levels.l2.home_run_bytes = 1000", "multiple of line_bytes = 128"],
+        ["levels.l2.home_run_bytes = 1000", "a power of two, at least line_bytes = 128"],
     ),
     ("h200", L2, "managed", 'managed = "software"', ["levels.l2.line_bytes = 128", "only a cache"]),
     (
@@ -163,7 +163,7 @@ BAD_LINE: list[tuple[str, str, str, str | None, list[str]]] = [
         HBM,
         "far_miss_latency_cycles",
         number("far_miss_latency_cycles", 500),
-        ["levels.hbm.far_miss_latency_cycles = 500", "latency_cycles = 556"],
+        ["levels.hbm.far_miss_latency_cycles = 500", "latency_cycles = 563"],
     ),
     ("h200", HBM, "scope", 'scope = "core"', ["levels.hbm.scope = 'core'", "must be chip"]),
 ]

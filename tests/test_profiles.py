@@ -103,7 +103,7 @@ def test_aliases(alias: str, name: str) -> None:
 
 def test_these_are_all_aliases() -> None:
     aliases = alias_table(load_profile(name) for name in NAMES)
-    assert sorted(aliases) == ["a100", "h100", "tpu-v5"]
+    assert sorted(aliases) == ["a100", "h100", "tpu-v5", "v4", "v5e", "v5p", "v6e"]
 
 
 def test_unknown_name_names_the_nearest() -> None:
@@ -205,11 +205,12 @@ def test_missing_section(section: str) -> None:
     assert last in str(caught.value)
 
 
+OPTIONAL = ("per_device", "resident_speed_spread", "core_speed_spread", "jitter_cycles")
 REQUIRED = [
     (name, f"{section}.{key}")
     for name, section in [("h200", "cores"), ("h200", "limits"), ("tpu-v4", "grid")]
     for key in TABLES[name][section]
-    if key not in ("resident_speed_spread", "per_device")
+    if key not in OPTIONAL
 ]
 
 

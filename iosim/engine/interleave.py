@@ -1,10 +1,11 @@
 """The jitted loop of the engine: resident blocks interleaved in time.
 
-A resident block is two agents that share its list of operations. The load agent runs ahead of the
-compute agent by up to `stages` - 1 steps, as a software-pipelined loop does; with one stage it
-waits until the compute agent reaches the load. The compute agent takes operations in program
-order, waits for the data of the loads before them and for the core, and performs the
-stores. A heap holds the agents by time, so that all memory accesses happen in time order.
+A resident block is two agents that share its list of operations. The load agent issues the loads
+of a step once the step `stages` - 1 before it has ended, as a software-pipelined loop does at the
+end of its body (has begun its last operation, if that is an asynchronous product); with one stage
+it waits until the compute agent reaches the load. The compute agent takes operations in program
+order, waits for the data of the loads before them, and performs the stores. A heap holds the agents
+by time, so that all memory accesses happen in time order.
 
 `advance` returns when a block's buffer runs dry or the block ends: the caller refills or replaces.
 """
