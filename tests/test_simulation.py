@@ -87,3 +87,14 @@ def test_seeds_give_a_band_around_the_value() -> None:
     result = simulate("flash2", problem, load_profile("h200"), schedule, seeds=(0, 1, 2))
     low, high = result.band["dram_read_bytes"]
     assert low <= result.traffic.dram_read_bytes <= high
+
+
+def test_what_a_launch_left_dirty_stays_its_operand_s() -> None:
+    """Scores beyond the L2 are written back while the next launch reads them: still scores."""
+    problem = Attention(heads=16, seqlen=2048, head_dim=64)
+    result = simulate("standard", problem, load_profile("h200"))
+    size = 16 * 2048**2 * 2
+    for name in ("S", "P"):
+        assert 0.9 * size <= result.operands[name].dram_write_bytes <= size
+    named = sum(row.dram_write_bytes for row in result.operands.values())
+    assert named <= result.traffic.dram_write_bytes

@@ -45,12 +45,19 @@ class CachedMemory:
         sets = level.capacity_bytes // (level.line_bytes * level.ways)
         self.tags = new_cache(sets * level.partitions, level.ways)
         self.dirty_sectors = 0
+        self._names: tuple[str, ...] = ()
         self._residue_lines = level.dirty_before_bytes // level.line_bytes
 
-    def disown(self) -> None:
-        """Lines of earlier launches keep their bytes but belong to no operand of the next one."""
+    def hand_over(self, names: tuple[str, ...]) -> None:
+        """Lines of an earlier launch belong to the operand of the same name now, or to nobody."""
+        owner = np.full(256, _OWNER_NOBODY, dtype=np.int64)
+        for index, name in enumerate(self._names):
+            if name in names:
+                owner[index] = names.index(name)
         valid = self.tags >= 0
-        self.tags[valid] |= _OWNER_NOBODY << 8
+        tags = self.tags[valid]
+        self.tags[valid] = (tags & ~0xFF00) | (owner[(tags >> 8) & 255] << 8)
+        self._names = names
 
     def soil(self, tally: NDArray[np.int64], model: Any) -> None:
         """Makes the residue dirty that is there before a profiled kernel starts."""
@@ -201,5 +208,5 @@ def run_blocks(
 
     Raises DoesNotFitError where a block does not fit the chip.
     """
-    memory.disown()
+    memory.hand_over(tuple(operand.name for operand in launch.operands))
     return BlockRun(launch, chip, memory, clock_hz, seed).run(soil)
