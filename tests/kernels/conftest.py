@@ -1,8 +1,6 @@
 """Fixtures for tests of block programs: `harness` is the module tracing.py, `trace` its tracer."""
 
-import importlib.util
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -10,16 +8,9 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def harness() -> ModuleType:
+def harness(load_module: Callable[[Path], ModuleType]) -> ModuleType:
     """tests/kernels/tracing.py: `compute`, `count`, `tensors_of`, `Tracer`."""
-    path = Path(__file__).with_name("tracing.py")
-    spec = importlib.util.spec_from_file_location("iosim_tests_tracing", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(Path(__file__).with_name("tracing.py"))
 
 
 @pytest.fixture(scope="session")

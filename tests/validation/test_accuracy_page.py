@@ -41,5 +41,14 @@ def test_the_readme_states_what_the_report_holds() -> None:
         assert abs(share(worst) - max(map(share, worsts))) <= 0.5 * 10 ** -_digits(worst), family
 
 
+def test_the_mean_over_three_families_is_stated() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    stated = re.search(r"`fa2`, `gemm` and `copy` together: ([\d.]+) % of HBM reads", page)
+    assert stated is not None
+    found = [reported()[family, "dram_read_bytes"] for family in ("fa2", "gemm", "copy")]
+    total = sum(int(rows) * share(mean) for rows, mean, *_ in found)
+    assert abs(total / sum(int(rows) for rows, *_ in found) - float(stated[1])) <= 0.05
+
+
 def _digits(text: str) -> int:
     return len(text.removesuffix("%").strip().partition(".")[2])
