@@ -12,22 +12,17 @@ from __future__ import annotations
 from iosim.chip import Chip
 from iosim.emit import block_program, load
 from iosim.kernels.streams import (
-    block_elements,
     box_of,
-    buffer,
-    footprint,
     move_forms,
-    operand,
-    parameters,
+    move_launch,
     require_stream,
     store_block,
+    store_pieces,
     window_schedule,
 )
 from iosim.launch import ClosedForm, Kernel, Launch
-from iosim.memory.layout import addresses
 from iosim.ops import WINDOW
-from iosim.problem import Problem, Schedule, Stream, tiles
-from iosim.traffic import Work
+from iosim.problem import Problem, Schedule, Stream
 
 X, Y = range(2)
 REGISTERS, REGISTERS_IN_PIECES = 18, 64  # Triton 3.6, rows copy and copy-odd of the counters
@@ -50,40 +45,9 @@ def copy(block, first, last, p, out, tensors):
 def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, ...]:
     """One launch: a block per window of the buffer."""
     stream = require_stream(problem)
-    block = block_elements(stream, schedule, chip)
-    lies = buffer(stream, schedule, chip)
-    where = addresses(lies.size_bytes, lies.size_bytes)
-    itemsize = stream.bytes // stream.elements
-    values = {
-        "x": where[0],
-        "y": where[1],
-        "padded": lies.size_bytes // itemsize,
-        "columns": lies.row_bytes // itemsize,
-    }
-    params = parameters(stream, block, chip, values)
-    registers = REGISTERS if params["pieces"] == 1 else REGISTERS_IN_PIECES
-    window_bytes = 2 * block * itemsize
-    return (
-        Launch(
-            name="copy",
-            program=copy,
-            params=params,
-            blocks=tiles(stream.elements, block),
-            steps=1,
-            ops_per_step=1,
-            ops_at_ends=int(params["pieces"]),
-            operands=(
-                operand("X", "in", where[0], lies.size_bytes),
-                operand("Y", "out", where[1], lies.size_bytes),
-            ),
-            footprint=footprint(
-                schedule, chip, shared_bytes=0, registers=registers, window_bytes=window_bytes
-            ),
-            work=Work(),
-            dtype=stream.dtype,
-            stages=schedule.stages,
-        ),
-    )
+    registers = REGISTERS if store_pieces(stream, chip) == 1 else REGISTERS_IN_PIECES
+    operands = {"X": "in", "Y": "out"}
+    return (move_launch(stream, schedule, chip, "copy", copy, operands, registers),)
 
 
 def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:

@@ -12,21 +12,15 @@ from __future__ import annotations
 from iosim.chip import Chip
 from iosim.emit import block_program
 from iosim.kernels.streams import (
-    block_elements,
     box_of,
-    buffer,
-    footprint,
     move_forms,
-    operand,
-    parameters,
+    move_launch,
     require_stream,
     store_block,
     window_schedule,
 )
 from iosim.launch import ClosedForm, Kernel, Launch
-from iosim.memory.layout import addresses
-from iosim.problem import Problem, Schedule, Stream, tiles
-from iosim.traffic import Work
+from iosim.problem import Problem, Schedule, Stream
 
 Y = 0
 REGISTERS = 16  # Triton 3.6, rows fill of the counters
@@ -47,34 +41,7 @@ def fill(block, first, last, p, out, tensors):
 def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, ...]:
     """One launch: a block per window of the buffer."""
     stream = require_stream(problem)
-    block = block_elements(stream, schedule, chip)
-    lies = buffer(stream, schedule, chip)
-    (where,) = addresses(lies.size_bytes)
-    itemsize = stream.bytes // stream.elements
-    values = {
-        "y": where,
-        "padded": lies.size_bytes // itemsize,
-        "columns": lies.row_bytes // itemsize,
-    }
-    params = parameters(stream, block, chip, values)
-    return (
-        Launch(
-            name="fill",
-            program=fill,
-            params=params,
-            blocks=tiles(stream.elements, block),
-            steps=1,
-            ops_per_step=1,
-            ops_at_ends=int(params["pieces"]) - 1,
-            operands=(operand("Y", "out", where, lies.size_bytes),),
-            footprint=footprint(
-                schedule, chip, shared_bytes=0, registers=REGISTERS, window_bytes=block * itemsize
-            ),
-            work=Work(),
-            dtype=stream.dtype,
-            stages=schedule.stages,
-        ),
-    )
+    return (move_launch(stream, schedule, chip, "fill", fill, {"Y": "out"}, REGISTERS),)
 
 
 def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:

@@ -14,10 +14,11 @@ import numpy as np
 from iosim.chip import Chip
 from iosim.emit import inline, store
 from iosim.errors import RequestError
-from iosim.launch import ClosedForm, Footprint, Operand
-from iosim.memory.layout import Matrix, matrix
+from iosim.launch import BlockProgram, ClosedForm, Footprint, Launch, Operand
+from iosim.memory.layout import Matrix, addresses, matrix
 from iosim.ops import ELEMENTWISE, WINDOW
-from iosim.problem import Problem, Schedule, Stream
+from iosim.problem import Problem, Schedule, Stream, tiles
+from iosim.traffic import Work
 from iosim.units import SECTOR_BYTES, ceil_div, dtype_bytes, round_up
 
 LENGTH_FACTOR = 16  # a compiler knows that a length is aligned where it divides by this
@@ -123,6 +124,47 @@ def store_pieces(problem: Stream, chip: Chip) -> int:
     if chip.grid is not None or problem.elements % LENGTH_FACTOR == 0:
         return 1
     return RUN_BYTES // dtype_bytes(problem.dtype)
+
+
+def move_launch(
+    stream: Stream,
+    schedule: Schedule,
+    chip: Chip,
+    name: str,
+    program: BlockProgram,
+    roles: Mapping[str, str],
+    registers: int,
+) -> Launch:
+    """A launch with a block per window of the buffer and operands X, Y of the given roles."""
+    block = block_elements(stream, schedule, chip)
+    lies = buffer(stream, schedule, chip)
+    where = dict(zip(roles, addresses(*[lies.size_bytes] * len(roles)), strict=True))
+    itemsize = dtype_bytes(stream.dtype)
+    values = {
+        **{key.lower(): address for key, address in where.items()},
+        "padded": lies.size_bytes // itemsize,
+        "columns": lies.row_bytes // itemsize,
+    }
+    return Launch(
+        name=name,
+        program=program,
+        params=parameters(stream, block, chip, values),
+        blocks=tiles(stream.elements, block),
+        steps=1,
+        ops_per_step=1,
+        ops_at_ends=store_pieces(stream, chip) + len(roles) - 2,
+        operands=tuple(operand(key, roles[key], where[key], lies.size_bytes) for key in roles),
+        footprint=footprint(
+            schedule,
+            chip,
+            shared_bytes=0,
+            registers=registers,
+            window_bytes=len(roles) * block * itemsize,
+        ),
+        work=Work(),
+        dtype=stream.dtype,
+        stages=schedule.stages,
+    )
 
 
 def store_sectors(problem: Stream, block: int, pieces: int) -> int:
