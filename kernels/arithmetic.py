@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from iosim.jit import numeric
-from iosim.kernels.attention import visible_keys
+from iosim.kernels.masks import visible_keys
 
 
 @numeric

@@ -32,17 +32,15 @@ from iosim.kernels.attention import (
     Tensors,
     first_fit,
     from_shared,
-    key_spans,
     mask_ops,
     operand,
     parameters,
-    query_tiles,
     require_attention,
     require_tile,
     threads_of,
     tile_registers,
-    visited,
 )
+from iosim.kernels.masks import key_spans, query_tiles, visited
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch
 from iosim.memory.layout import addresses
 from iosim.ops import L1_BYPASS

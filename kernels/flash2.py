@@ -22,12 +22,8 @@ from iosim.kernels.arithmetic import attend, fetch, finish
 from iosim.kernels.attention import (
     STATISTIC_BYTES,
     Tensors,
-    block_of,
     first_fit,
     from_shared,
-    key_spans,
-    key_tiles,
-    keys_loaded,
     mask_ops,
     operand,
     parameters,
@@ -36,9 +32,9 @@ from iosim.kernels.attention import (
     spilled_bytes,
     threads_of,
     tile_registers,
-    visited,
     window_choices,
 )
+from iosim.kernels.masks import block_of, key_spans, key_tiles, keys_loaded, visited
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch
 from iosim.memory.layout import addresses
 from iosim.ops import L1_BYPASS, WINDOW

@@ -24,14 +24,8 @@ import numpy as np
 from iosim.chip import Chip
 from iosim.emit import block_program, exps, load, matrix, store, vector
 from iosim.kernels.arithmetic import multiply_output, multiply_scores, softmax_rows, write_rows
-from iosim.kernels.attention import (
-    Tensors,
-    block_of,
-    operand,
-    parameters,
-    require_attention,
-    require_tile,
-)
+from iosim.kernels.attention import Tensors, operand, parameters, require_attention, require_tile
+from iosim.kernels.masks import block_of
 from iosim.kernels.standard_sizes import (
     PAPER,
     ROW_OPS,

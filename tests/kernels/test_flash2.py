@@ -11,14 +11,8 @@ from iosim.engine.blocks import CachedMemory, run_blocks
 from iosim.engine.grid import run_grid
 from iosim.errors import RequestError
 from iosim.kernels import load_kernel, reference
-from iosim.kernels.attention import (
-    key_spans,
-    key_tiles,
-    keys_loaded,
-    parameters,
-    query_tiles,
-    visited,
-)
+from iosim.kernels.attention import parameters
+from iosim.kernels.masks import key_spans, key_tiles, keys_loaded, query_tiles, visited
 from iosim.launch import why_not
 from iosim.ops import EXP, MATRIX, VECTOR
 from iosim.problem import Attention, Schedule
