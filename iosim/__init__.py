@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from iosim.errors import IosimError
     from iosim.kernels import kernel_names, load_kernel
     from iosim.memory.cache import Cache
-    from iosim.problem import Attention, Gemm, Schedule, Stream
+    from iosim.problem import Attention, Gemm, Rows, Schedule, Stream
+    from iosim.problem_variants import BlockSparse, Decode, LatentDecode, PagedDecode
     from iosim.profiles import load_profile, profile_names
     from iosim.result import Result
     from iosim.simulation import simulate
@@ -26,10 +27,15 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Attention": "problem",
+    "BlockSparse": "problem_variants",
     "Cache": "memory.cache",
+    "Decode": "problem_variants",
     "Gemm": "problem",
     "IosimError": "errors",
+    "LatentDecode": "problem_variants",
+    "PagedDecode": "problem_variants",
     "Result": "result",
+    "Rows": "problem",
     "Schedule": "problem",
     "Stream": "problem",
     "kernel_names": "kernels",
@@ -42,10 +48,15 @@ _HOMES = {
 
 __all__ = [
     "Attention",
+    "BlockSparse",
     "Cache",
+    "Decode",
     "Gemm",
     "IosimError",
+    "LatentDecode",
+    "PagedDecode",
     "Result",
+    "Rows",
     "Schedule",
     "Stream",
     "__version__",

@@ -10,17 +10,32 @@ from __future__ import annotations
 
 from iosim.jit import inline, numeric
 from iosim.jit import program as block_program
-from iosim.ops import ASYNC, BARRIER, EXP, LOAD, MATRIX, STORE, VECTOR
+from iosim.ops import (
+    ASYNC,
+    ATOMIC,
+    BARRIER,
+    EXP,
+    L1_BYPASS,
+    LOAD,
+    LOCAL,
+    MATRIX,
+    MULTICAST,
+    STORE,
+    VECTOR,
+)
 
 __all__ = [
     "async_matrix",
+    "atomic",
     "barrier",
     "block_program",
     "exps",
     "inline",
     "load",
     "matrix",
+    "multicast",
     "numeric",
+    "spill",
     "store",
     "vector",
 ]
@@ -55,6 +70,29 @@ def load(out, i, tensor, flags, step, address, rows, row_bytes, pitch_bytes):
 def store(out, i, tensor, flags, step, address, rows, row_bytes, pitch_bytes):
     """A store of a box, once everything that the block loaded before has arrived."""
     return move(out, i, STORE, tensor, flags, step, tensor, address, rows, row_bytes, pitch_bytes)
+
+
+@inline
+def atomic(out, i, tensor, flags, step, address, rows, row_bytes, pitch_bytes):
+    """An addition to every element of a box, done in L2, of which nothing comes back."""
+    return move(out, i, ATOMIC, tensor, flags, step, tensor, address, rows, row_bytes, pitch_bytes)
+
+
+@inline
+def multicast(out, i, tensor, step, address, rows, row_bytes, cores):
+    """One core's share of a load that every one of the `cores` of its cluster receives."""
+    flags = L1_BYPASS | MULTICAST
+    return move(out, i, LOAD, tensor, flags, step, cores, address, rows, row_bytes, row_bytes)
+
+
+@inline
+def spill(out, i, tensor, step, address, size_bytes):
+    """What does not stay in registers from step to step: loaded again and stored once more."""
+    if size_bytes <= 0:
+        return i
+    if step > 0:
+        i = move(out, i, LOAD, tensor, LOCAL, step, tensor, address, 1, size_bytes, size_bytes)
+    return move(out, i, STORE, tensor, LOCAL, step, tensor, address, 1, size_bytes, size_bytes)
 
 
 @inline

@@ -16,6 +16,8 @@ from iosim.problem import Problem, Schedule
 from iosim.traffic import Work
 from iosim.units import format_bytes, format_capacity, round_up
 
+REGISTER_BYTES = 4
+
 #: emit(block, first, last, params, out, tensors) -> (operations written, block is done)
 BlockProgram = Callable[..., tuple[int, bool]]
 
@@ -25,7 +27,8 @@ class Operand:
     """One tensor of a launch: where it lies and how much of it the problem needs.
 
     `unique_bytes` counts every byte once that has to be read (role in) or written (role out);
-    an operand of role scratch passes from one launch to the next and is compulsory in neither.
+    an operand of role scratch passes from one launch to the next, or from a block to itself, and
+    is compulsory in neither. One of size 0 only keeps its place: this launch has none.
     """
 
     name: str
@@ -39,16 +42,23 @@ class Operand:
 class Footprint:
     """On-chip memory of one block.
 
-    GPU: `shared_bytes` and `registers` per thread (an estimate unless a compiler reported it).
+    GPU: `shared_bytes` and `registers` per thread (an estimate unless a compiler reported it), and
+    how many more a thread would need, which spill to local memory.
     TPU: VMEM as windows (buffers × block), scratch and the compiler's temporaries.
     """
 
     shared_bytes: int = 0
     registers: int = 0
     threads: int = 0
+    spilled_registers: int = 0
     window_bytes: int = 0
     scratch_bytes: int = 0
     temporary_bytes: int = 0
+
+    @property
+    def local_bytes(self) -> int:
+        """Local memory of a block that spills."""
+        return self.spilled_registers * REGISTER_BYTES * self.threads
 
     @property
     def vmem_bytes(self) -> int:
@@ -73,6 +83,7 @@ class Launch:
     dtype: str
     stages: int = 1
     matrix_rows: int = 1 << 30  # height of its matrix products: decides the instruction path
+    cluster: int = 1  # consecutive blocks that run at the same time and share multicast loads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +98,11 @@ class ClosedForm:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One algorithm: how it is described to a reader, cut into launches, and checked."""
+    """One algorithm: how it is described to a reader, cut into launches, and checked.
+
+    `variants` are the ways in which it can be run, the one taken by default first. `sketch` is a
+    small problem and tile whose operations show a reader which tile is read when.
+    """
 
     name: str
     summary: str
@@ -99,6 +114,8 @@ class Kernel:
     launches: Callable[[Problem, Schedule, Chip], tuple[Launch, ...]]
     closed_forms: Callable[[Problem, Schedule, Chip], tuple[ClosedForm, ...]]
     sources: tuple[str, ...] = field(default=())
+    variants: tuple[str, ...] = field(default=())
+    sketch: tuple[Problem, Schedule] | None = None
 
 
 def why_not(footprint: Footprint, chip: Chip) -> str | None:

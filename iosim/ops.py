@@ -8,10 +8,11 @@ lines, sectors and padding by itself.
 |---|---|
 | kind | LOAD, STORE, ATOMIC, MATRIX, EXP, VECTOR, BARRIER |
 | tensor | index of the operand in the launch (memory operations) |
-| flags | L1_BYPASS, WINDOW, FULL_SECTORS, ELEMENTWISE; ASYNC for products |
+| flags | L1_BYPASS, WINDOW, FULL_SECTORS, ELEMENTWISE, LOCAL, MULTICAST; ASYNC for products |
 | step | pipeline step: a load is issued once the step `stages` - 1 before it has ended |
 | waits | the operation starts once all earlier loads of steps ≤ `waits` have arrived; -1: nothing |
-| slot | WINDOW loads and stores: which double-buffered window of the block |
+| slot | WINDOW: which double-buffered window of the block; MULTICAST: how many cores receive it;
+  compute: the warp group that does it |
 | address, rows, row_bytes, pitch_bytes | the box: `rows` runs of `row_bytes`, `pitch_bytes` apart |
 | useful_bytes | bytes of it that the algorithm asked for (the rest is padding or stride) |
 | m, n, k | MATRIX: an m×n×k product; EXP, VECTOR: m×n elements, k operations on each |
@@ -30,6 +31,8 @@ WINDOW = 2  # a block of a grid: fetched or written back only when its address c
 FULL_SECTORS = 4  # a store that is known to cover whole sectors
 ELEMENTWISE = 8  # pitch is a stride between elements, not between rows of a tile
 ASYNC = 16  # MATRIX: the program goes on while it runs; a step that ends in one ends as it begins
+LOCAL = 32  # memory of threads (spilled registers): each resident block has its own, see launch.py
+MULTICAST = 64  # one request to L2, `slot` cores of a cluster receive the box
 
 OP_DTYPE = np.dtype(
     [

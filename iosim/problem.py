@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iosim.errors import RequestError
-from iosim.units import DTYPE_BYTES, ceil_div, dtype_bytes
+from iosim.units import DTYPE_BYTES, SCALED_DTYPES, ceil_div, dtype_bytes
 
 ALIGNMENTS = ("bottom-right", "top-left")
 ORDERS = ("query", "head")
@@ -33,7 +34,8 @@ class Attention:
     K and V are [batch, kv_heads, seqlen_k, head_dim]. `causal` lets row i see keys up to
     i + diagonal; `align` says where the diagonal ends when seqlen ≠ seqlen_k: bottom-right (last
     row sees the last key) or top-left (row i sees keys 0 … i). `window` W > 0 keeps the W keys
-    that end at the diagonal, and without `causal` also the W - 1 keys after it.
+    that end at the diagonal, and without `causal` also the W - 1 keys after it. Where `kv_dtype` is
+    not `dtype`, K and V are stored in it, with an fp32 scale for every row of each.
     """
 
     batch: int = 1
@@ -46,10 +48,12 @@ class Attention:
     align: str = "bottom-right"
     window: int = 0
     dtype: str = "fp16"
+    kv_dtype: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "seqlen_k", self.seqlen_k or self.seqlen)
+        object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)
         _require_positive(self, "batch", "heads", "kv_heads", "seqlen", "seqlen_k", "head_dim")
         if self.heads % self.kv_heads:
             raise RequestError(
@@ -60,6 +64,13 @@ class Attention:
             raise RequestError(f"window must be 0 (none) or more, not {self.window}")
         _require_choice("align", self.align, ALIGNMENTS)
         dtype_bytes(self.dtype)
+        if self.kv_dtype != self.dtype:
+            _require_choice("kv_dtype", self.kv_dtype, (*SCALED_DTYPES, self.dtype))
+
+    @property
+    def scaled(self) -> bool:
+        """Whether K and V are stored in another dtype, with scales."""
+        return self.kv_dtype != self.dtype
 
     @property
     def group(self) -> int:
@@ -82,15 +93,27 @@ class Attention:
             last = min(last, centre + self.window)
         return (first, max(first, last)) if first < self.seqlen_k else (0, 0)
 
+    def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First and past-the-last key of every row, as `visible` gives them."""
+        centre = np.arange(self.seqlen, dtype=np.int64) + self.diagonal
+        first = np.zeros_like(centre)
+        last = np.full_like(centre, self.seqlen_k)
+        if self.window:
+            first = np.maximum(first, centre - self.window + 1)
+        if self.causal:
+            last = np.minimum(last, centre + 1)
+        elif self.window:
+            last = np.minimum(last, centre + self.window)
+        seen = first < last
+        return np.where(seen, first, 0), np.where(seen, last, 0)
+
     @property
     def pairs(self) -> int:
         """Unmasked (row, key) pairs of one head."""
         if not self.causal and not self.window:
             return self.seqlen * self.seqlen_k
-        centre = np.arange(self.seqlen, dtype=np.int64) + self.diagonal
-        first = np.maximum(0, centre - self.window + 1) if self.window else np.zeros_like(centre)
-        last = centre + 1 if self.causal else centre + self.window
-        return int(np.maximum(0, np.minimum(last, self.seqlen_k) - first).sum())
+        first, last = self.spans()
+        return int((last - first).sum())
 
     def matrix_flops(self, products: int = 2) -> int:
         """Flops of `products` matrix products over the unmasked pairs.
@@ -149,7 +172,25 @@ class Stream:
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
-Problem = Attention | Gemm | Stream
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A row-major matrix of which every row is worked on by itself (softmax, layernorm)."""
+
+    rows: int = 16384
+    cols: int = 4096
+    dtype: str = "fp16"
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "rows", "cols")
+        dtype_bytes(self.dtype)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the matrix."""
+        return self.rows * self.cols
+
+
+Problem = Attention | Gemm | Stream | Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +200,11 @@ class Schedule:
     `tile` is (m, n) or (m, n, k): query × key rows for attention (on a TPU block_q × block_k_major
     × block_k), m × n × k for GEMM. `order` query: the blocks of one head follow each other;
     head: one block of every head first. `group` is the number of tile rows that a GEMM launches
-    together. 0 or () leaves a value to the kernel. `shared_bytes` and `registers` override the
-    kernel's own estimate with what a compiler reported.
+    together, `splits` the number of parts that the keys of a head are cut into, `cluster` the
+    number of blocks that share loads, `variant` one of the ways in which a kernel can be run.
+    0, () or "" leaves a value to the kernel. `shared_bytes` and `registers` override the kernel's
+    own estimate with what a compiler reported; `spills` are registers of a thread that do not fit
+    (None: what the kernel's estimate needs beyond `registers`).
     """
 
     tile: tuple[int, ...] = ()
@@ -170,6 +214,10 @@ class Schedule:
     warps: int = 0
     registers: int = 0
     shared_bytes: int = 0
+    spills: int | None = None
+    splits: int = 0
+    cluster: int = 0
+    variant: str = ""
 
     def __post_init__(self) -> None:
         _require_choice("order", self.order, ORDERS)
@@ -177,8 +225,8 @@ class Schedule:
             raise RequestError(
                 f"tile sizes must be at least 1, not {'x'.join(map(str, self.tile))}"
             )
-        for name in ("stages", "warps", "registers", "shared_bytes"):
-            if getattr(self, name) < 0:
+        for name in ("stages", "warps", "registers", "shared_bytes", "spills", "splits", "cluster"):
+            if (getattr(self, name) or 0) < 0:
                 raise RequestError(f"{name} must not be negative")
         _require_positive(self, "group")
         if self.stages > 8:

@@ -182,4 +182,8 @@ def _schedule(schedule: Schedule) -> dict[str, Any]:
         "stages": schedule.stages,
         "warps": schedule.warps,
         "registers": schedule.registers,
+        "spills": schedule.spills,
+        "splits": schedule.splits,
+        "cluster": schedule.cluster,
+        "variant": schedule.variant,
     }

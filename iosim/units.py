@@ -30,6 +30,9 @@ _SHOWN = 30  # characters of a wrong text that a message repeats
 #: bytes of one element of each dtype that the kernels know
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
+#: those in which K and V may be stored with scales
+SCALED_DTYPES = ("fp8", "int8")
+
 
 def parse_size(text: str, what: str = "size") -> int:
     """The whole number that `text` means: `4096`, `4k` = 4096, `64KiB`, `1MB` = 10**6.

@@ -13,49 +13,55 @@ from typing import Any
 import numpy as np
 
 from iosim.chip import Chip
+from iosim.emit import load, vector
 from iosim.errors import RequestError
+from iosim.jit import inline
 from iosim.kernels.masks import seen
-from iosim.launch import Footprint, Operand, why_not
-from iosim.memory.layout import Matrix, matrix
+from iosim.kernels.rounding import FORMATS
+from iosim.launch import Footprint, Operand, blocks_per_core, why_not
+from iosim.memory.layout import Matrix, addresses, matrix
 from iosim.problem import Attention, Problem, Schedule
 from iosim.units import ceil_div, dtype_bytes, round_up
 
 STATISTIC_BYTES = 4  # row maxima, row sums, log-sum-exp are fp32 on every chip
 VECTOR_REGISTERS = 64  # of a TPU core, each sublanes × lanes of 32 bits
+DEQUANT_OPS = 2  # vector operations per element of K and V that has a scale: conversion, product
 SOFTMAX_OPS = 5  # vector operations per score: scale, maximum, subtraction, sum, conversion
+REGISTER_UNIT = 8  # registers of a thread come in units of this
 MASK_OPS = 2  # more where a mask may hide keys: comparison, selection
 
-PARAMS = np.dtype(
-    [
-        (name, np.int64)
-        for name in (
-            "heads", "group", "seqlen", "seqlen_k", "head_dim", "tile_m", "tile_n",
-            "causal", "offset", "window", "softmax_ops", "head_first", "grid", "bypass",
-            "itemsize", "q_rows", "k_rows", "row_bytes",
-            "score_rows", "score_row_bytes", "softmax_rows", "passes",
-            "q", "k", "v", "o", "lse", "row_sum", "row_max", "scores", "probabilities",
-        )
-    ]
-    + [("scale", np.float64)]
+_FIELDS = (
+    "heads", "group", "seqlen", "seqlen_k", "head_dim", "tile_m", "tile_n",
+    "causal", "offset", "window", "softmax_ops", "head_first", "grid", "bypass",
+    "itemsize", "q_rows", "k_rows", "row_bytes", "k_row_bytes",
+    "q", "k", "v", "o", "lse", "k_scale", "v_scale", "scale_rows", "scale_row_bytes",
+    "local", "spill_bytes",
+    "digits", "least_exponent",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """Q, K, V, O in memory as the chip lays them out."""
+    """Q, K, V, O in memory as the chip lays them out, and the scales of K and of V.
+
+    `scale` is a row of fp32 numbers per KV head, one for each key; it is empty without scales.
+    """
 
     q: Matrix
     k: Matrix
+    scale: Matrix
     itemsize: int
 
     @classmethod
     def of(cls, problem: Attention, chip: Chip) -> Tensors:
         """The layout of `problem` on `chip`; K and V have the same, Q and O too."""
-        size = dtype_bytes(problem.dtype)
+        size, kv_size = dtype_bytes(problem.dtype), dtype_bytes(problem.kv_dtype)
         heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
+        scales = kv_heads if problem.scaled else 0
         return cls(
             q=matrix(chip, heads, problem.seqlen, problem.head_dim, size),
-            k=matrix(chip, kv_heads, problem.seqlen_k, problem.head_dim, size),
+            k=matrix(chip, kv_heads, problem.seqlen_k, problem.head_dim, kv_size),
+            scale=matrix(chip, scales, 1, problem.seqlen_k, STATISTIC_BYTES),
             itemsize=size,
         )
 
@@ -75,6 +81,21 @@ class Tensors:
             for (name, role, needed), at, size in zip(unique, where, self.sizes, strict=False)
         )
 
+    def scale_operands(self, problem: Attention, where: Sequence[int]) -> tuple[Operand, ...]:
+        """The scales of K and of V at the addresses `where`; of size 0 where there are none."""
+        _, keys = seen(problem)
+        needed = self.scale.count * keys * STATISTIC_BYTES
+        return tuple(
+            Operand(
+                name=name,
+                role="in",
+                address=at,
+                size_bytes=self.scale.size_bytes,
+                unique_bytes=needed,
+            )
+            for name, at in zip(("K_scale", "V_scale"), where, strict=False)
+        )
+
 
 def operand(name: str, role: str, address: int, size_bytes: int) -> Operand:
     """An operand all of which the problem needs."""
@@ -84,20 +105,43 @@ def operand(name: str, role: str, address: int, size_bytes: int) -> Operand:
     )
 
 
-def require_attention(problem: Problem) -> Attention:
-    """`problem` as an Attention. Raises RequestError for another kind."""
+def require_attention(problem: Problem, *, scales: bool = False) -> Attention:
+    """`problem` as an Attention. Raises RequestError for another kind.
+
+    `scales` says whether the kernel reads K and V of a dtype of their own; else that is refused.
+    """
     if not isinstance(problem, Attention):
         raise RequestError(f"an attention kernel needs an attention problem, not {problem}")
+    if problem.scaled and not scales:
+        raise RequestError(
+            f"this kernel reads K and V in the dtype of Q ({problem.dtype}), not {problem.kv_dtype}"
+        )
     return problem
 
 
 def parameters(
-    problem: Attention, schedule: Schedule, chip: Chip, values: Mapping[str, float]
+    problem: Attention,
+    schedule: Schedule,
+    chip: Chip,
+    values: Mapping[str, float],
+    fields: Sequence[str] = (),
 ) -> Any:
-    """The record of PARAMS that an attention block program reads; `values` adds addresses."""
+    """The record that an attention block program reads its sizes from.
+
+    `values` adds addresses and what else is this kernel's own; `fields` are whole numbers that only
+    this kernel has.
+    """
+    names = [(name, np.int64) for name in (*_FIELDS, *fields)]
+    record = np.zeros(1, dtype=[*names, ("scale", np.float64), ("largest", np.float64)])
+    for name, value in {**_common(problem, schedule, chip), **values}.items():
+        record[name] = value
+    return record.view(np.recarray)[0]
+
+
+def _common(problem: Attention, schedule: Schedule, chip: Chip) -> dict[str, float]:
     tensors = Tensors.of(problem, chip)
-    record = np.zeros(1, dtype=PARAMS).view(np.recarray)
-    common = {
+    form = FORMATS[problem.dtype]
+    return {
         "heads": problem.batch * problem.heads,
         "group": problem.group,
         "seqlen": problem.seqlen,
@@ -116,11 +160,38 @@ def parameters(
         "q_rows": tensors.q.rows,
         "k_rows": tensors.k.rows,
         "row_bytes": tensors.q.row_bytes,
+        "k_row_bytes": tensors.k.row_bytes,
+        "scale_rows": tensors.scale.rows if problem.scaled else 0,
+        "scale_row_bytes": tensors.scale.row_bytes,
+        "digits": form.digits,
+        "least_exponent": form.least,
+        "largest": -form.largest if form.saturates else form.largest,
         "scale": 1 / math.sqrt(problem.head_dim),
     }
-    for name, value in {**common, **values}.items():
-        record[name] = value
-    return record[0]
+
+
+def forward_memory(
+    problem: Attention, chip: Chip, block: Footprint, lse_bytes: int
+) -> tuple[tuple[Operand, ...], dict[str, int]]:
+    """Q, K, V, O, lse, the scales of K and V, local memory of blocks of this footprint.
+
+    Also the values of `parameters` that say where they lie. What a launch does not have (a grid no
+    lse and no local memory) is of size 0 there.
+    """
+    tensors = Tensors.of(problem, chip)
+    scale_bytes = tensors.scale.size_bytes
+    where = addresses(*tensors.sizes, lse_bytes, scale_bytes, scale_bytes, block.local_bytes)
+    names = ("q", "k", "v", "o", "lse", "k_scale", "v_scale", "local")
+    values = dict(zip(names, where, strict=True))
+    values["lse"] = where[4] if lse_bytes else 0
+    values["spill_bytes"] = block.local_bytes
+    operands = (
+        *tensors.operands(problem, where),
+        operand("lse", "out", where[4], lse_bytes),
+        *tensors.scale_operands(problem, where[5:]),
+        local_operand(block, where[7], chip),
+    )
+    return operands, values
 
 
 def require_tile(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[int, int, int]:
@@ -161,15 +232,35 @@ def threads_of(schedule: Schedule, chip: Chip) -> int:
     return (schedule.warps or 4) * chip.limits.threads_per_warp
 
 
-def tile_registers(values: int, threads: int, chip: Chip) -> int:
-    """Registers per thread of a kernel that holds `values` 32-bit values of its tiles in them.
+def registers_of(values: int, schedule: Schedule, chip: Chip) -> dict[str, int]:
+    """Registers and spilled registers per thread of a block that holds `values` 32-bit values.
 
     40 more hold addresses, statistics and the loop, as a look at Triton 3.6's numbers suggests. An
     estimate: on the attention rows of the counters flash2 is 5 % off in the mean and 12 % at worst,
-    flash1 12 % and 23 %. `Schedule.registers` takes a compiler's own number.
+    flash1 12 % and 23 %. A thread may have `Schedule.registers`, else what the chip allows to a
+    block of so many threads; what the estimate needs beyond that spills, unless `Schedule.spills`
+    says what a compiler reported.
     """
     assert chip.limits is not None
-    return min(chip.limits.registers_per_thread, ceil_div(values, threads) + 40)
+    threads = threads_of(schedule, chip)
+    needed = ceil_div(values, threads) + 40
+    share = chip.limits.registers_per_core // threads // REGISTER_UNIT * REGISTER_UNIT
+    most = schedule.registers or min(chip.limits.registers_per_thread, share)
+    spilled = max(0, needed - most) if schedule.spills is None else schedule.spills
+    return {
+        "threads": threads,
+        "registers": schedule.registers or min(needed, most),
+        "spilled_registers": spilled,
+    }
+
+
+def local_operand(footprint: Footprint, address: int, chip: Chip) -> Operand:
+    """The local memory of all blocks that are resident at a time; of size 0 where none spills."""
+    size = 0
+    if footprint.local_bytes and chip.limits is not None:
+        resident = blocks_per_core(footprint, chip.limits)
+        size = footprint.local_bytes * resident * chip.cores.count
+    return operand("local", "scratch", address, size)
 
 
 def spilled_bytes(values: int, chip: Chip) -> int:
@@ -202,3 +293,21 @@ def first_fit(
         if all(why_not(footprint, chip) is None for footprint in footprints(schedule))
     )
     return next(fitting, choices[-1])
+
+
+@inline
+def load_scale(out, n, tensor, flags, step, base, kv, key0, p):
+    """The scales of a tile of keys or values that is stored with scales; else nothing."""
+    if p.scale_rows == 0:
+        return n
+    at = base + kv * p.scale_rows * p.scale_row_bytes + key0 * STATISTIC_BYTES
+    width = min(p.tile_n, p.scale_row_bytes // STATISTIC_BYTES - key0) * STATISTIC_BYTES
+    return load(out, n, tensor, flags, step, at, p.scale_rows, width, p.scale_row_bytes)
+
+
+@inline
+def dequantize(out, n, step, keys, columns, p):
+    """What it costs to turn a tile of keys or values into the dtype of the products."""
+    if p.scale_rows == 0:
+        return n
+    return vector(out, n, step, keys, columns, DEQUANT_OPS)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from iosim.chip import Chip
-from iosim.emit import barrier, block_program, exps, load, matrix, store, vector
+from iosim.emit import barrier, block_program, exps, load, matrix, spill, store, vector
 from iosim.errors import RequestError
 from iosim.kernels.arithmetic import fetch, revisit
 from iosim.kernels.attention import (
@@ -32,13 +32,13 @@ from iosim.kernels.attention import (
     Tensors,
     first_fit,
     from_shared,
+    local_operand,
     mask_ops,
     operand,
     parameters,
+    registers_of,
     require_attention,
     require_tile,
-    threads_of,
-    tile_registers,
 )
 from iosim.kernels.masks import key_spans, query_tiles, visited
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch
@@ -47,7 +47,7 @@ from iosim.ops import L1_BYPASS
 from iosim.problem import Attention, Problem, Schedule, tiles
 from iosim.traffic import Work
 
-Q, K, V, O, SUM, MAX = range(6)
+Q, K, V, O, SUM, MAX, LOCAL = range(7)
 PAPER = "arXiv 2205.14135"
 OUTPUT_OPS = 3  # per element of O: scale what was there, add the product, divide
 
@@ -90,6 +90,7 @@ def flash1(block, first, last, p, out, tensors):
             n = store(out, n, O, 0, step, p.o + at, rows, size, size)
             n = store(out, n, SUM, 0, step, p.row_sum + statistic, 1, length, length)
             n = store(out, n, MAX, 0, step, p.row_max + statistic, 1, length, length)
+            n = spill(out, n, LOCAL, step, p.local, p.spill_bytes)
             if tensors is not None:
                 revisit(tensors, k, v, block, row0, rows, key0, p)
             if step == end - 1:
@@ -116,15 +117,13 @@ def footprint(problem: Problem, schedule: Schedule, chip: Chip) -> Footprint:
     """
     attention = require_attention(problem)
     m, n, _ = require_tile(attention, schedule, chip)
-    threads = threads_of(schedule, chip)
     values = m * (2 * attention.head_dim + n)
     if not from_shared(m, attention.dtype, chip):
         values += m * attention.head_dim // 2  # Q, two 16-bit values in a register
     shared = 2 * (m + max(1, schedule.stages) * n) * Tensors.of(attention, chip).q.row_bytes
     return Footprint(
         shared_bytes=schedule.shared_bytes or shared,
-        registers=schedule.registers or tile_registers(values, threads, chip),
-        threads=threads,
+        **registers_of(values, schedule, chip),
     )
 
 
@@ -137,23 +136,26 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
     tensors = Tensors.of(attention, chip)
     heads = attention.batch * attention.heads
     statistic_bytes = heads * attention.seqlen * STATISTIC_BYTES
-    where = addresses(*tensors.sizes, statistic_bytes, statistic_bytes)
-    names = ("q", "k", "v", "o", "row_sum", "row_max")
+    block = footprint(attention, schedule, chip)
+    where = addresses(*tensors.sizes, statistic_bytes, statistic_bytes, block.local_bytes)
+    names = ("q", "k", "v", "o", "row_sum", "row_max", "local")
+    values = {**dict(zip(names, where, strict=True)), "spill_bytes": block.local_bytes}
     return (
         Launch(
             name="flash1",
             program=flash1,
-            params=parameters(attention, schedule, chip, dict(zip(names, where, strict=True))),
+            params=parameters(attention, schedule, chip, values, ("row_sum", "row_max")),
             blocks=heads,
             steps=visited(attention, schedule),
-            ops_per_step=15,
+            ops_per_step=17,
             ops_at_ends=0,
             operands=(
                 *tensors.operands(attention, where),
                 operand("l", "out", where[4], statistic_bytes),
                 operand("m", "out", where[5], statistic_bytes),
+                local_operand(block, where[6], chip),
             ),
-            footprint=footprint(attention, schedule, chip),
+            footprint=block,
             work=work(attention, schedule),
             dtype=attention.dtype,
             stages=max(1, schedule.stages),
@@ -227,6 +229,7 @@ KERNEL = Kernel(
     machines=("gpu",),
     parameters={
         "tile": "query rows × key rows",
+        "spills": "registers of a thread that go through local memory at every step",
         "stages": "1: loads wait for the step before; more: they run ahead and pass L1 by",
         "causal, window": "pairs of tiles that the mask hides are not visited",
     },

@@ -17,32 +17,33 @@ from __future__ import annotations
 import numpy as np
 
 from iosim.chip import Chip
-from iosim.emit import block_program, exps, load, matrix, store, vector
-from iosim.kernels.arithmetic import attend, fetch, finish
+from iosim.emit import block_program, exps, load, matrix, spill, store, vector
+from iosim.kernels.arithmetic import attend, consecutive, fetch, fetch_scaled, finish
 from iosim.kernels.attention import (
+    DEQUANT_OPS,
     STATISTIC_BYTES,
     Tensors,
+    dequantize,
     first_fit,
+    forward_memory,
     from_shared,
+    load_scale,
     mask_ops,
-    operand,
     parameters,
+    registers_of,
     require_attention,
     require_tile,
     spilled_bytes,
-    threads_of,
-    tile_registers,
     window_choices,
 )
 from iosim.kernels.masks import block_of, key_spans, key_tiles, keys_loaded, visited
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch
-from iosim.memory.layout import addresses
 from iosim.ops import L1_BYPASS, WINDOW
 from iosim.problem import Attention, Problem, Schedule, tiles
 from iosim.traffic import Work
 from iosim.units import round_up
 
-Q, K, V, O, LSE = range(5)
+Q, K, V, O, LSE, K_SCALE, V_SCALE, LOCAL = range(8)
 PAPER = "arXiv 2307.08691"
 PALLAS = "jax.experimental.pallas.ops.tpu.flash_attention"
 
@@ -64,7 +65,7 @@ def flash2(block, first, last, p, out, tensors):
     if first == 0:
         n = load(out, n, Q, once, 0, p.q + q_at, q_rows, p.row_bytes, p.row_bytes)
     if tensors is not None:
-        q = fetch(tensors[0], head, row0, rows, p.head_dim)
+        q = fetch(tensors[Q], head, row0, rows, p.head_dim)
         m, total = np.full(rows, -np.inf), np.zeros(rows)
         acc = np.zeros((rows, p.head_dim))
     for step in range(first, min(last, steps)):
@@ -75,20 +76,29 @@ def flash2(block, first, last, p, out, tensors):
         key0 = tile * p.tile_n
         keys = min(p.tile_n, p.seqlen_k - key0)
         k_rows = min(p.tile_n, p.k_rows - key0)
-        at = (kv * p.k_rows + key0) * p.row_bytes
-        n = load(out, n, K, flags, step, p.k + at, k_rows, p.row_bytes, p.row_bytes)
+        at = (kv * p.k_rows + key0) * p.k_row_bytes
+        n = load(out, n, K, flags, step, p.k + at, k_rows, p.k_row_bytes, p.k_row_bytes)
+        n = load_scale(out, n, K_SCALE, flags, step, p.k_scale, kv, key0, p)
         if not idle:
+            n = dequantize(out, n, step, p.tile_n, p.head_dim, p)
             n = matrix(out, n, step, p.tile_m, p.tile_n, p.head_dim)
             n = vector(out, n, step, p.tile_m, p.tile_n, p.softmax_ops)
             n = exps(out, n, step, p.tile_m, p.tile_n)
-        n = load(out, n, V, flags, step, p.v + at, k_rows, p.row_bytes, p.row_bytes)
+        n = load(out, n, V, flags, step, p.v + at, k_rows, p.k_row_bytes, p.k_row_bytes)
+        n = load_scale(out, n, V_SCALE, flags, step, p.v_scale, kv, key0, p)
         if not idle:
+            n = dequantize(out, n, step, p.tile_n, p.head_dim, p)
             n = vector(out, n, step, p.tile_m, p.head_dim, 1)  # rescale what is accumulated
             n = matrix(out, n, step, p.tile_m, p.head_dim, p.tile_n)
+            n = spill(out, n, LOCAL, step, p.local, p.spill_bytes)
             if tensors is not None:
-                k = fetch(tensors[1], kv, key0, keys, p.head_dim)
-                v = fetch(tensors[2], kv, key0, keys, p.head_dim)
-                attend(q, k, v, row0, key0, m, total, acc, p)
+                if p.scale_rows > 0:
+                    k = fetch_scaled(tensors[K], tensors[K_SCALE], kv, key0, keys, p.head_dim, p)
+                    v = fetch_scaled(tensors[V], tensors[V_SCALE], kv, key0, keys, p.head_dim, p)
+                else:
+                    k = fetch(tensors[K], kv, key0, keys, p.head_dim)
+                    v = fetch(tensors[V], kv, key0, keys, p.head_dim)
+                attend(q, k, v, consecutive(row0, rows), key0, m, total, acc, p)
     if last < steps:
         return n, False
     n = store(out, n, O, once, max(steps - 1, 0), p.o + q_at, q_rows, p.row_bytes, p.row_bytes)
@@ -97,7 +107,7 @@ def flash2(block, first, last, p, out, tensors):
         size = rows * STATISTIC_BYTES
         n = store(out, n, LSE, once, max(steps - 1, 0), at, 1, size, size)
     if tensors is not None:
-        finish(tensors[3], tensors[4], head, row0, m, total, acc, p)
+        finish(tensors[O], tensors[LSE], head, row0, m, total, acc, p)
     return n, True
 
 
@@ -106,7 +116,7 @@ def default_schedule(problem: Problem, chip: Chip) -> Schedule:
 
     A second group of warps from 128 columns on, so that the accumulator fits the registers.
     """
-    attention = require_attention(problem)
+    attention = require_attention(problem, scales=True)
     if chip.grid is not None:
         choices = window_choices(attention, chip)
     else:
@@ -130,52 +140,48 @@ def footprint(problem: Problem, schedule: Schedule, chip: Chip) -> Footprint:
     one fp32 score tile per inner step, for these are unrolled. libtpu 0.0.42.1 refuses the same
     blocks, and takes the same to 20 % on all others tried (128 columns and more) but one (36 %).
     """
-    attention = require_attention(problem)
+    attention = require_attention(problem, scales=True)
     m, n, _ = require_tile(attention, schedule, chip)
-    row_bytes = Tensors.of(attention, chip).q.row_bytes
+    tensors = Tensors.of(attention, chip)
+    q_bytes = m * tensors.q.row_bytes
+    scale_bytes = tensors.scale.rows * n * STATISTIC_BYTES if attention.scaled else 0
+    kv_bytes = 2 * (n * tensors.k.row_bytes + scale_bytes)
     if chip.grid is not None:
         lanes = chip.grid.lanes
         width = round_up(attention.head_dim, lanes)
         return Footprint(
-            window_bytes=chip.grid.window_buffers * 2 * (m + n) * row_bytes,
+            window_bytes=chip.grid.window_buffers * (2 * q_bytes + kv_bytes),
             scratch_bytes=m * (2 * lanes + width) * STATISTIC_BYTES,
             temporary_bytes=spilled_bytes(m * n, chip),
         )
-    threads = threads_of(schedule, chip)
     values = m * attention.head_dim + m * n + m * n // 2
     if not from_shared(m, attention.dtype, chip):
         values += m * attention.head_dim // 2  # Q, two 16-bit values in a register
     return Footprint(
-        shared_bytes=schedule.shared_bytes or (m + max(1, schedule.stages) * 2 * n) * row_bytes,
-        registers=schedule.registers or tile_registers(values, threads, chip),
-        threads=threads,
+        shared_bytes=schedule.shared_bytes or q_bytes + max(1, schedule.stages) * kv_bytes,
+        **registers_of(values, schedule, chip),
     )
 
 
 def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, ...]:
     """One launch: heads × query tiles blocks. GPUs store the log-sum-exp, grids only O."""
-    attention = require_attention(problem)
+    attention = require_attention(problem, scales=True)
     m, n, _ = require_tile(attention, schedule, chip)
-    tensors = Tensors.of(attention, chip)
+    block = footprint(attention, schedule, chip)
     heads = attention.batch * attention.heads
     lse_bytes = 0 if chip.grid else heads * attention.seqlen * STATISTIC_BYTES
-    where = addresses(*tensors.sizes, lse_bytes)
-    operands = tensors.operands(attention, where)
-    starts = dict(zip(("q", "k", "v", "o"), where, strict=False))
-    if lse_bytes:
-        operands += (operand("lse", "out", where[4], lse_bytes),)
-        starts["lse"] = where[4]
+    operands, values = forward_memory(attention, chip, block, lse_bytes)
     return (
         Launch(
             name="flash2",
             program=flash2,
-            params=parameters(attention, schedule, chip, starts),
+            params=parameters(attention, schedule, chip, values),
             blocks=heads * tiles(attention.seqlen, m),
             steps=tiles(attention.seqlen_k, n),
-            ops_per_step=7,
+            ops_per_step=13,
             ops_at_ends=3,
             operands=operands,
-            footprint=footprint(attention, schedule, chip),
+            footprint=block,
             work=work(attention, schedule),
             dtype=attention.dtype,
             stages=max(1, schedule.stages),
@@ -186,22 +192,25 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
 
 def work(problem: Problem, schedule: Schedule) -> Work:
     """Flops and exps of the unmasked pairs, and of the whole tiles that are executed."""
-    attention = require_attention(problem)
+    attention = require_attention(problem, scales=True)
     m, n = schedule.tile[:2]
     tiles_run = visited(attention, schedule) * attention.batch * attention.heads
     scores = tiles_run * m * n
+    vector_ops = scores * mask_ops(attention) + tiles_run * m * attention.head_dim
+    if attention.scaled:
+        vector_ops += tiles_run * 2 * n * attention.head_dim * DEQUANT_OPS
     return Work(
         flops=attention.matrix_flops(),
         exps=attention.exps,
         issued_flops=4 * scores * attention.head_dim,
         issued_exps=scores,
-        issued_vector_ops=scores * mask_ops(attention) + tiles_run * m * attention.head_dim,
+        issued_vector_ops=vector_ops,
     )
 
 
 def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
     """Flops, and the bytes that arrive at the cores and leave them, from tile counts alone."""
-    attention = require_attention(problem)
+    attention = require_attention(problem, scales=True)
     flops = ClosedForm(
         quantity="flops",
         formula="4 · unmasked pairs · d · heads",
@@ -214,33 +223,40 @@ def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Clos
 
 def _cache_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
     heads = problem.batch * problem.heads
-    row = Tensors.of(problem, chip).q.row_bytes
+    tensors = Tensors.of(problem, chip)
+    keys = keys_loaded(problem, schedule)
+    scales = " + 2 · key rows · 4" if problem.scaled else ""
+    key_bytes = tensors.k.row_bytes + STATISTIC_BYTES * problem.scaled
+    local_bytes = footprint(problem, schedule, chip).local_bytes
+    spilled = " + visited tiles · threads · spilled registers · 4" if local_bytes else ""
+    written = problem.seqlen * (tensors.q.row_bytes + STATISTIC_BYTES)
     return (
         ClosedForm(
             quantity="l1_fill_bytes",
-            formula="heads · (N + 2 · key rows of visited tiles) · d · bytes",
-            value=heads * (problem.seqlen + 2 * keys_loaded(problem, schedule)) * row,
+            formula=f"heads · ((N + 2 · key rows of visited tiles) · d · bytes{scales})",
+            value=heads * (problem.seqlen * tensors.q.row_bytes + 2 * keys * key_bytes),
             source=f"{PAPER}, algorithm 1: Q once, K and V once per query tile",
         ),
         ClosedForm(
             quantity="l1_write_bytes",
-            formula="heads · N · (d · bytes + 4)",
-            value=heads * problem.seqlen * (row + STATISTIC_BYTES),
+            formula=f"heads · (N · (d · bytes + 4){spilled})",
+            value=heads * (written + visited(problem, schedule) * local_bytes),
             source=f"{PAPER}, algorithm 1: O and the log-sum-exp once",
         ),
     )
 
 
 def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
-    q = Tensors.of(problem, chip).q
+    tensors = Tensors.of(problem, chip)
+    q = tensors.q
     m = schedule.tile[0]
     q_rows = q.count * min(tiles(problem.seqlen, m) * m, q.rows)
     k_rows = window_rows(problem, schedule, chip)
-    return (
+    forms = (
         ClosedForm(
             quantity="vmem_fill_bytes",
             formula="(heads · N + 2 · rows of key windows whose index changes) · padded row bytes",
-            value=(q_rows + 2 * k_rows) * q.row_bytes,
+            value=q_rows * q.row_bytes + 2 * k_rows * tensors.k.row_bytes,
             source=f"{PALLAS}: a skipped step points at the first visible key window",
         ),
         ClosedForm(
@@ -250,6 +266,7 @@ def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Clo
             source=f"{PALLAS}: O once",
         ),
     )
+    return forms[1:] if problem.scaled else forms  # windows of scales are padded in their own way
 
 
 def window_rows(problem: Attention, schedule: Schedule, chip: Chip) -> int:
@@ -286,8 +303,10 @@ KERNEL = Kernel(
     parameters={
         "tile": "query rows × key rows (TPU: block_q × block_k_major × block_k)",
         "order": "query: tiles of one head follow each other; head: one tile of every head first",
+        "spills": "registers of a thread that go through local memory at every step",
         "stages": "steps that loads run ahead of, plus one (shared memory grows with it)",
         "causal, window": "key tiles that no row of the query tile sees are not visited",
+        "kv_dtype": "K and V stored in fp8 or int8 with an fp32 scale per row, widened on chip",
     },
     default_schedule=default_schedule,
     launches=launches,

@@ -43,6 +43,7 @@ from iosim.memory.layout import addresses
 from iosim.ops import L1_BYPASS, WINDOW
 from iosim.problem import Attention, Problem, Schedule, tiles
 
+FIELDS = ("score_rows", "score_row_bytes", "softmax_rows", "passes", "scores", "probabilities")
 FIRST, SECOND, RESULT = range(3)  # operands of the products: Q, K, S and P, V, O
 
 
@@ -126,7 +127,7 @@ def output(block, first, last, p, out, tensors):
     once = WINDOW if p.grid else 0
     n = store(out, n, RESULT, once, steps - 1, o_at, rows, p.row_bytes, p.row_bytes)
     if tensors is not None:
-        write_rows(tensors[2], head, row0, acc)
+        write_rows(tensors[2], head, row0, acc, p)
     return n, True
 
 
@@ -169,7 +170,7 @@ def scores_launch(problem: Attention, schedule: Schedule, chip: Chip) -> Launch:
     return Launch(
         name="scores",
         program=scores,
-        params=parameters(problem, schedule, chip, values),
+        params=parameters(problem, schedule, chip, values, FIELDS),
         blocks=heads * tiles(problem.seqlen, m) * tiles(problem.seqlen_k, n),
         steps=1,
         ops_per_step=5,
@@ -191,7 +192,7 @@ def softmax_launch(problem: Attention, schedule: Schedule, chip: Chip) -> Launch
     return Launch(
         name="softmax",
         program=softmax,
-        params=parameters(problem, schedule, chip, values),
+        params=parameters(problem, schedule, chip, values, FIELDS),
         blocks=problem.batch * problem.heads * tiles(problem.seqlen, rows),
         steps=1,
         ops_per_step=passes + 3,
@@ -210,7 +211,7 @@ def output_launch(problem: Attention, schedule: Schedule, chip: Chip) -> Launch:
     return Launch(
         name="output",
         program=output,
-        params=parameters(problem, schedule, chip, values),
+        params=parameters(problem, schedule, chip, values, FIELDS),
         blocks=problem.batch * problem.heads * tiles(problem.seqlen, m),
         steps=tiles(problem.seqlen_k, n),
         ops_per_step=3,

@@ -8,11 +8,10 @@ from iosim.kernels.attention import (
     STATISTIC_BYTES,
     Tensors,
     first_fit,
+    registers_of,
     require_attention,
     require_tile,
     spilled_bytes,
-    threads_of,
-    tile_registers,
     window_choices,
 )
 from iosim.kernels.streams import tile_sectors
@@ -80,11 +79,8 @@ def output_footprint(problem: Attention, schedule: Schedule, chip: Chip) -> Foot
 
 
 def _gpu_footprint(shared: int, values: int, schedule: Schedule, chip: Chip) -> Footprint:
-    threads = threads_of(schedule, chip)
     return Footprint(
-        shared_bytes=schedule.shared_bytes or shared,
-        registers=schedule.registers or tile_registers(values, threads, chip),
-        threads=threads,
+        shared_bytes=schedule.shared_bytes or shared, **registers_of(values, schedule, chip)
     )
 
 

@@ -85,7 +85,7 @@ def test_sizes_and_masks_reach_the_problem(capsys: Capture) -> None:
     entry = results(capsys, *TPU, "--kernel", "flash2", *flags.split())[0]
     wanted = {
         "batch": 1, "heads": 2, "kv_heads": 1, "seqlen": 1024, "seqlen_k": 2048, "head_dim": 64,
-        "causal": True, "align": "top-left", "window": 128, "dtype": "bf16",
+        "causal": True, "align": "top-left", "window": 128, "dtype": "bf16", "kv_dtype": "bf16",
     }  # fmt: skip
     assert entry["problem"] == wanted
 
@@ -97,7 +97,9 @@ def test_schedule_flags_reach_the_schedule(capsys: Capture) -> None:
     assert entry["order"] == "head"
     assert entry["clock_hz"] == 1.5e9
     assert entry["launches"][0]["footprint"]["registers"] == 96
-    assert entry["schedule"] == {"group": 8, "stages": 3, "warps": 4, "registers": 96}
+    asked = {"group": 8, "stages": 3, "warps": 4, "registers": 96}
+    left = {"spills": None, "splits": 0, "cluster": 0, "variant": ""}
+    assert entry["schedule"] == {**asked, **left}
 
 
 def test_other_problems(capsys: Capture) -> None:

@@ -23,7 +23,7 @@ GROUPS = {
     "words": {"errors", "units"},
     "chip": {"chip"},
     "profiles": {"profile_rules", "profile_schema", "profiles"},
-    "ground": {"cost", "emit", "jit", "launch", "ops", "problem", "traffic"},
+    "ground": {"cost", "emit", "jit", "launch", "ops", "problem", "problem_variants", "traffic"},
     "kernels": {"kernels"},
     "memory": {"memory"},
     "engine": {"engine"},

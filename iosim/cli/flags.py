@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from iosim.errors import RequestError
-from iosim.units import DTYPE_BYTES, parse_size, parse_tile
+from iosim.units import DTYPE_BYTES, SCALED_DTYPES, parse_size, parse_tile
 
 LARGEST = 1 << 26  # rows, keys, heads: more than that no line-by-line run finishes
 LARGEST_BYTES = 1 << 40
@@ -158,6 +158,17 @@ def clock(text: str, flag: str) -> float:
     return value * 1e9
 
 
+def share(text: str, flag: str) -> float:
+    """A number from 0 to 1. Raises RequestError."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise RequestError(f"{flag} {text[:30]!r} is not a number from 0 to 1") from error
+    if not 0 <= value <= 1:
+        raise RequestError(f"{flag} must be from 0 to 1, not {text[:30]}")
+    return value
+
+
 def word(text: str, flag: str) -> str:
     """Any text but the empty one. Raises RequestError."""
     if not text:
@@ -199,6 +210,17 @@ RUN_FLAGS: tuple[tuple[str, Parse, str, str, str], ...] = (
     ("--align", choice("bottom-right", "top-left"), "CORNER", "Attention",
      "Where a causal diagonal ends: bottom-right, top-left."),
     ("--window", whole, "W", "Attention", "Keys that a row sees, up to the diagonal (all)."),
+    ("--kv-dtype", choice(*SCALED_DTYPES), "TYPE", "Attention",
+     "K and V stored in fp8 or int8 with scales (the type of Q)."),
+    ("--splits", count, "N", "Decoding", "Parts that the keys of a head are cut into."),
+    ("--page-size", count, "N", "Decoding", "paged-decode: keys of a page (16)."),
+    ("--latent-dim", count, "N", "Decoding", "mla-decode: elements of a value (512)."),
+    ("--mask-block", count, "N", "Block-sparse", "Rows and keys of a block of the mask (128)."),
+    ("--density", share, "SHARE", "Block-sparse", "Share of the blocks that are seen (0.25)."),
+    ("--pattern-seed", whole, "N", "Block-sparse",
+     "Seed of the mask, or of the order of pages (1; pages 0: in order)."),
+    ("--rows", count, "N", "Rows", "softmax, layernorm: rows (16384)."),
+    ("--cols", count, "N", "Rows", "softmax, layernorm: elements of a row (4096)."),
     ("--m", count, "N", "Matrix product", "Rows of A and C (4096)."),
     ("--n", count, "N", "Matrix product", "Columns of B and C (4096)."),
     ("--k", count, "N", "Matrix product", "Columns of A, rows of B (4096)."),
@@ -216,7 +238,10 @@ RUN_FLAGS: tuple[tuple[str, Parse, str, str, str], ...] = (
     ("--group", count, "N", "Schedule", "gemm: tile rows launched together (8)."),
     ("--stages", count, "N", "Schedule", "Steps of the software pipeline."),
     ("--warps", count, "N", "Schedule", "Warps of a block (GPU)."),
-    ("--registers", count, "N", "Schedule", "Registers of a thread, from the compiler (GPU)."),
+    ("--registers", count, "N", "Schedule", "Registers of a thread; more than that spill (GPU)."),
+    ("--spills", whole, "N", "Schedule", "Registers of a thread that spill (GPU)."),
+    ("--cluster", count, "N", "Schedule", "Blocks that share their loads (GPU)."),
+    ("--variant", word, "NAME", "Schedule", "How the kernel is run; see iosim kernels NAME."),
 )  # fmt: skip
 
 

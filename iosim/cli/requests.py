@@ -16,7 +16,7 @@ from iosim.profiles import load_profile, profile_names
 from iosim.study.sweep import How, Point, points, takes
 
 DEFAULT_KERNELS = ("standard", "flash1", "flash2")
-GPU_ONLY = ("warps", "registers")
+GPU_ONLY = ("warps", "registers", "spills", "cluster")
 AXES = (*(name.removeprefix("--").replace("-", "_") for name, *_ in RUN_FLAGS), "causal")
 
 
@@ -91,7 +91,7 @@ def _require_meaning(
             raise RequestError(
                 f"{_flag(name)} means nothing on {chips[0].name}; it belongs to GPUs"
             )
-    attention = [kernel.name for kernel in kernels if kernel.problem is Attention]
+    attention = [kernel.name for kernel in kernels if issubclass(kernel.problem, Attention)]
     gpus = [chip.name for chip in chips if chip.machine == "gpu"]
     if attention and gpus and any(len(tile) == 3 for tile in axes.get("tile", ())):
         raise RequestError(

@@ -21,6 +21,7 @@ from iosim.memory.l2 import (
     FABRIC,
     L1_FILL,
     L1_WRITE,
+    SHARED_FILL,
     TALLY_COLUMNS,
     row_of,
     spot_of,
@@ -104,6 +105,7 @@ class BlockRun:
         self.memory = memory
         self.launch_cycles = chip.limits.block_launch_cycles
         self.cores = chip.cores.count
+        self.local_bytes = launch.footprint.local_bytes
         resident = blocks_per_core(launch.footprint, chip.limits)
         self.slots = min(resident * self.cores, launch.blocks)
         self.model = gpu_model(chip, launch, clock_hz, resident)
@@ -172,6 +174,8 @@ class BlockRun:
             self.block_of[slot], first, last, self.launch.params, room, None
         )
         self.emitted[slot] = last
+        if self.local_bytes:
+            slots.settle_local(room, written, slot * self.local_bytes)
         slots.refilled(self.heap, self.floats, self.ints, slot, left + written, not finished)
 
     def counts(self, end: float) -> Counts:
@@ -182,7 +186,7 @@ class BlockRun:
             dram_read_bytes=int(total[DRAM_READ]),
             dram_write_bytes=int(total[DRAM_WRITE]),
             dirty_left_bytes=self.memory.dirty_sectors * size,
-            l1_fill_bytes=int(total[L1_FILL]),
+            l1_fill_bytes=int(total[L1_FILL] + total[SHARED_FILL]),
             l1_write_bytes=int(total[L1_WRITE]),
             l2_from_l1_bytes=int(total[L1_FILL] + total[L1_WRITE]),
             l2_fabric_bytes=int(total[FABRIC]),
@@ -191,12 +195,13 @@ class BlockRun:
             operand.name: OperandTraffic(
                 dram_read_bytes=int(row[DRAM_READ]),
                 dram_write_bytes=int(row[DRAM_WRITE]),
-                l1_fill_bytes=int(row[L1_FILL]),
+                l1_fill_bytes=int(row[L1_FILL] + row[SHARED_FILL]),
                 l1_write_bytes=int(row[L1_WRITE]),
                 l2_hit_bytes=max(0, int(row[L1_FILL] - row[DRAM_READ])),
                 unique_bytes=operand.unique_bytes,
             )
             for operand, row in zip(self.launch.operands, self.tally * size, strict=False)
+            if operand.size_bytes
         }
         return Counts(traffic=traffic, operands=operands, makespan_cycles=end)
 

@@ -69,6 +69,7 @@ def run_grid(launch: Launch, chip: Chip, on_chip: frozenset[str] = frozenset()) 
             unique_bytes=operand.unique_bytes,
         )
         for operand, row in zip(launch.operands, tally, strict=False)
+        if operand.size_bytes
     }
     total = sum(operands.values(), OperandTraffic())
     traffic = Traffic(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from iosim.jit import inline, jit
 from iosim.memory.hierarchy import RESIDENT
+from iosim.ops import LOCAL
 
 # integer columns of a resident block
 CORE, COUNT, MORE, LOADED, COMPUTED, STARTED, BLOCKED, RANDOM = range(8)
@@ -97,6 +98,14 @@ def make_room(blocks_f, blocks_i, ops, slot):
     blocks_i[slot, COMPUTED] = 0
     blocks_i[slot, LOADED] -= done
     return left
+
+
+@jit
+def settle_local(ops, count, shift_bytes):
+    """Moves the local memory of new operations to where the resident block of this slot has it."""
+    for i in range(count):
+        if ops[i].flags & LOCAL:
+            ops[i].address += shift_bytes
 
 
 @jit

@@ -2,6 +2,10 @@
 
 `servers` has one row per core (how many blocks share it, when its port is free again, in cycles),
 then one row for what all share: when DRAM and the L2 partitions are free again.
+
+L1 is written through. Only stores to local memory leave their line there, as loads do: counters of
+kernels that spill show their stores at L2 and none of their loads. Additions (atomics) are done at
+the home of a line, which is fetched first where it is not in L2.
 """
 
 from __future__ import annotations
@@ -15,13 +19,15 @@ from iosim.memory.l2 import (
     FABRIC,
     L1_FILL,
     L1_WRITE,
+    SHARED_FILL,
+    fetch_home,
     read_near,
     read_sectors,
     row_of,
     spot_of,
     write_sectors,
 )
-from iosim.ops import L1_BYPASS
+from iosim.ops import ATOMIC, L1_BYPASS, LOCAL, MULTICAST
 
 RESIDENT, PORT_FREE = range(2)  # row of a core: blocks that share it, when its port is free
 DRAM_FREE = 0  # last row; L2 partitions from column 1
@@ -34,6 +40,8 @@ def load_box(caches, op, core, now, servers, tally, model):
     """A core loads the box of `op` at `now`; returns when its last byte has arrived."""
     filled, dram, far = walk(caches, op, core, False, tally, model)
     tally[op.tensor, L1_FILL] += filled
+    if op.flags & MULTICAST:
+        tally[op.tensor, SHARED_FILL] += filled * (op.slot - 1)
     if filled == 0:
         return now + model.l1_hit
     latency = model.far_hit if far else model.near_hit
@@ -44,7 +52,7 @@ def load_box(caches, op, core, now, servers, tally, model):
 
 @inline
 def store_box(caches, op, core, now, servers, tally, model):
-    """A core stores the box of `op` at `now`; returns when it has left the core."""
+    """A core stores (or adds) the box of `op` at `now`; returns when it has left the core."""
     written, dram, _ = walk(caches, op, core, True, tally, model)
     tally[op.tensor, L1_WRITE] += written
     return transfer(core, now, written, dram, servers, model)
@@ -172,10 +180,17 @@ def line_access(caches, op, line, mask, core, write, spot, tally, model):
     row = row_of(line, spot, model)
     moved = popcount(mask)
     if write:
-        written = write_sectors(tags, line, mask, home, row, op.tensor, tally, model)
+        dram = 0
+        if op.kind == ATOMIC:
+            read, dram = fetch_home(tags, line, mask, home, row, op.tensor, tally, model)
+            dram += read
+        elif op.flags & LOCAL:
+            base = (core * model.l1_sets + line % model.l1_sets) * model.l1_ways
+            access(l1, base, model.l1_ways, line, mask, False)
+        dram += write_sectors(tags, line, mask, home, row, op.tensor, tally, model)
         if home != side:
             tally[op.tensor, FABRIC] += moved
-        return moved, written, 0
+        return moved, dram, 0
     own = (side * model.l2_sets + row) * ways
     if read_near(tags, own, ways, line, mask):
         return moved, 0, 0

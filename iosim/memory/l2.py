@@ -12,9 +12,9 @@ from __future__ import annotations
 from iosim.jit import inline
 from iosim.memory.cache import EMPTY, access, find, place, popcount, to_front, touch
 
-#: columns of the tally
-L1_FILL, L1_WRITE, DRAM_READ, DRAM_WRITE, FABRIC = range(5)
-TALLY_COLUMNS = 5
+#: columns of the tally; SHARED_FILL arrives at the other cores of a cluster
+L1_FILL, L1_WRITE, DRAM_READ, DRAM_WRITE, FABRIC, SHARED_FILL = range(6)
+TALLY_COLUMNS = 6
 #: cells of the last row of the tally, which belongs to no operand
 DIRTY_NOW = 0
 
@@ -119,6 +119,19 @@ def write_sectors(tags, line, mask, home, row, tensor, tally, model):
     if tally[last, DIRTY_NOW] > model.dirty_max:
         written += clean_oldest(tags, base, ways, tally)
     return written
+
+
+@inline
+def fetch_home(tags, line, mask, home, row, tensor, tally, model):
+    """Sectors of a line that an addition in L2 needs at its home; returns (read, written back)."""
+    base = (home * model.l2_sets + row) * model.l2_ways
+    way = find(tags, base, model.l2_ways, line)
+    wanted = mask
+    if way < 0 or (tags[base + way] >> 4) & mask != mask:
+        wanted = paired(mask, model)
+    missing, evicted = touch(tags, base, model.l2_ways, way, line, wanted, False)
+    tally[tensor, DRAM_READ] += popcount(missing)
+    return popcount(missing), settle_eviction(evicted, tally)
 
 
 @inline

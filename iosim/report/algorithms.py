@@ -12,7 +12,16 @@ from iosim.report.tables import Cell, Table, cells
 from iosim.report.words import problem_text, schedule_text, tile_text
 from iosim.units import format_capacity
 
-_PROBLEMS = {"Attention": "attention", "Gemm": "matrix product", "Stream": "stream"}
+_PROBLEMS = {
+    "Attention": "attention",
+    "Decode": "decoding",
+    "PagedDecode": "decoding, K and V in pages",
+    "LatentDecode": "decoding with latent K and V",
+    "BlockSparse": "block-sparse attention",
+    "Gemm": "matrix product",
+    "Rows": "rows of a matrix",
+    "Stream": "stream",
+}
 
 
 def kernel_table(kernels: Iterable[Kernel]) -> Table:

@@ -117,7 +117,9 @@ def block_limit(chip: Chip) -> int:
 
 def _registers(result: Result) -> str:
     launch = _longest(result).launch if result.launches else result.planned[0]
-    return f"{launch.footprint.registers} × {launch.footprint.threads}"
+    block = launch.footprint
+    spilled = f" + {block.spilled_registers} spilled" if block.spilled_registers else ""
+    return f"{block.registers}{spilled} × {block.threads}"
 
 
 def _resident(result: Result) -> Cell | str:

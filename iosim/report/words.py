@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from iosim.problem import Attention, Gemm, Problem, Schedule
+from iosim.problem import Attention, Gemm, Problem, Rows, Schedule
+from iosim.problem_variants import BlockSparse, LatentDecode, PagedDecode
 from iosim.units import format_bytes
 
 #: the fields of traffic, as a reader says them
@@ -78,6 +79,8 @@ def problem_text(problem: Problem) -> str:
     if isinstance(problem, Gemm):
         m, n, k = (f"{side:,}" for side in (problem.m, problem.n, problem.k))
         return f"matrix product C [{m} × {n}] = A [{m} × {k}] · B [{k} × {n}], {problem.dtype}"
+    if isinstance(problem, Rows):
+        return f"{problem.rows:,} rows of {problem.cols:,} elements of {problem.dtype}"
     stride = f", stride {problem.stride}" if problem.stride > 1 else ""
     return (
         f"stream of {problem.elements:,} elements of {problem.dtype} "
@@ -90,6 +93,14 @@ def _attention_text(p: Attention) -> str:
     heads = f"{p.heads} head{'s' if p.heads > 1 else ''}{kv}"
     parts = [f"batch {p.batch}", heads, f"{p.seqlen:,} queries × {p.seqlen_k:,} keys"]
     parts += [f"head_dim {p.head_dim}", p.dtype]
+    if p.scaled:
+        parts.append(f"K and V in {p.kv_dtype} with scales")
+    if isinstance(p, PagedDecode):
+        parts.append(f"pages of {p.page_size} keys")
+    if isinstance(p, LatentDecode):
+        parts.append(f"values of {p.latent_dim}")
+    if isinstance(p, BlockSparse):
+        parts.append(f"blocks of {p.mask_block}, {p.block_mask().mean():.0%} of them seen")
     if p.causal:
         parts.append(f"causal{'' if p.seqlen == p.seqlen_k else f' ({p.align})'}")
     if p.window:
@@ -102,4 +113,10 @@ def schedule_text(schedule: Schedule, machine: str) -> str:
     parts = [f"order {schedule.order}"]
     if machine == "gpu":
         parts += [f"{schedule.stages} stages", f"{schedule.warps} warps"]
+    if schedule.splits:
+        parts.append(f"{schedule.splits} split{'s' if schedule.splits > 1 else ''}")
+    if schedule.cluster > 1:
+        parts.append(f"clusters of {schedule.cluster}")
+    if schedule.variant:
+        parts.append(schedule.variant)
     return ", ".join(parts)

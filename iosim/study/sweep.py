@@ -26,7 +26,10 @@ from iosim.units import DTYPE_BYTES, dtype_bytes
 Axes = Mapping[str, Sequence[Any]]
 BYTES = "bytes"  # an axis of streams, turned into elements
 #: axes that a kernel takes only where its `parameters` name them
-_BY_PARAMETER = ("order", "group", "stages", "mode", "reps", "stride")
+_BY_PARAMETER = (
+    "order", "group", "stages", "mode", "reps", "stride", "splits", "cluster", "variant",
+    "kv_dtype", "spills",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

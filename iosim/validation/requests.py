@@ -66,6 +66,7 @@ def _launched(row: dict[str, Any], schedule: Schedule) -> Schedule:
         warps=int(row.get("block") or 0) // _THREADS_PER_WARP or schedule.warps,
         registers=int(row.get("registers") or 0),
         shared_bytes=max(0, int(row.get("smem_per_block") or 0) - _RESERVE_BYTES),
+        spills=int(row.get("spills") or 0),
     )
 
 
