@@ -14,7 +14,8 @@ from iosim.traffic import FIELDS
 from iosim.units import format_bytes, format_capacity, format_count
 
 EMPTY = Cell(NOTHING, "faint")
-_CORE_FIELDS = {
+#: what crosses the edge of a core, inwards and outwards
+CORE_FIELDS = {
     "gpu": ("l1_fill_bytes", "l1_write_bytes"),
     "tpu": ("vmem_fill_bytes", "vmem_drain_bytes"),
 }
@@ -233,7 +234,7 @@ def _needs(result: Result, name: str) -> Cell:
 def operand_table(result: Result) -> Table:
     """One row per operand: what it moved at each level, and how often it was read again."""
     gpu = result.chip.machine == "gpu"
-    fill, drain = _CORE_FIELDS[result.chip.machine]
+    fill, drain = CORE_FIELDS[result.chip.machine]
     fields = ("dram_read_bytes", "dram_write_bytes", fill, drain)
     roles = {o.name: o.role for launch in result.planned for o in launch.operands}
     rows = []
