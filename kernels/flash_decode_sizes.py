@@ -183,15 +183,20 @@ def _cache_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Cl
     )
 
 
-def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
-    packed, tensors = Packed.of(problem, chip), Tensors.of(problem, chip)
-    q_bytes = packed.count * _window_rows(packed, schedule) * packed.q.row_bytes
-    drained = ClosedForm(
+def drained_form(problem: Attention, schedule: Schedule, chip: Chip) -> ClosedForm:
+    """What a grid writes: O once."""
+    packed = Packed.of(problem, chip)
+    return ClosedForm(
         quantity="vmem_drain_bytes",
         formula="heads · N · padded row bytes",
-        value=q_bytes,
+        value=packed.count * _window_rows(packed, schedule) * packed.q.row_bytes,
         source=f"{SOURCE}, without splits: O once",
     )
+
+
+def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
+    packed, tensors = Packed.of(problem, chip), Tensors.of(problem, chip)
+    drained = drained_form(problem, schedule, chip)
     first, end = row_tile_spans(problem, *schedule.tile[:2])
     every = (end - first == key_chunk(problem, schedule)).all()
     one_window = key_chunk(problem, schedule) == 1
@@ -203,7 +208,7 @@ def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Clo
         ClosedForm(
             quantity="vmem_fill_bytes",
             formula="(heads · N + KV heads · row tiles · 2 · Nk) · padded row bytes",
-            value=q_bytes + 2 * packed.count * keys * tensors.k.row_bytes,
+            value=drained.value + 2 * packed.count * keys * tensors.k.row_bytes,
             source=f"{SOURCE}, without splits: K and V once per tile of packed rows",
         ),
         drained,
