@@ -67,12 +67,14 @@ from iosim.kernels.flash3_sizes import (
 from iosim.kernels.masks import key_tiles
 from iosim.launch import Kernel, Launch
 from iosim.ops import L1_BYPASS
+from iosim.ops import LOCAL as LOCAL_MEMORY
 from iosim.problem import Attention, Problem, Schedule
 
 Q, K, V, O, LSE, K_SCALE, V_SCALE, LOCAL = range(8)
 VARIANTS = ("ping-pong", "cooperative")
 FIELDS = (
     "work_tiles", "query_tiles", "blocks", "cluster", "consumers", "consumer_rows", "ping_pong",
+    "buffers",
 )  # fmt: skip
 
 
@@ -165,6 +167,18 @@ def turns(out, n, step, again, kv, tile, block, p):
     return n
 
 
+@inline
+def spilled(out, n, step, p):
+    """What consumers spill at a step. Reloads hit L1, and move nothing.
+
+    The first ones are left out: loads run ahead here, and these would be there before the stores.
+    """
+    if step < p.buffers and p.spill_bytes > 0:
+        size = p.spill_bytes
+        return store(out, n, LOCAL, LOCAL_MEMORY, step, p.local, 1, size, size)
+    return spill(out, n, LOCAL, step, p.local, p.spill_bytes)
+
+
 @block_program
 def flash3(block, first, last, p, out, tensors):
     """Steps [first, last) of a block; a step is one key tile of one of its work tiles."""
@@ -196,7 +210,7 @@ def flash3(block, first, last, p, out, tensors):
                     n = load_keys(out, n, V, step, p.v, kv, tile, block, p)
                     for consumer in range(1, p.consumers + 1):
                         n = output(out, n, step, consumer, 0, p)
-                n = spill(out, n, LOCAL, step, p.local, p.spill_bytes)
+                n = spilled(out, n, step, p)
                 if tensors is not None:
                     key0 = tile * p.tile_n
                     keys = min(p.tile_n, p.seqlen_k - key0)
@@ -224,6 +238,7 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
     block = footprint(attention, schedule, chip)
     lse_bytes = attention.batch * attention.heads * attention.seqlen * STATISTIC_BYTES
     operands, values = forward_memory(attention, chip, block, lse_bytes)
+    stages = max(1, schedule.stages)
     values.update(
         work_tiles=form.work_tiles,
         query_tiles=form.query_tiles,
@@ -231,6 +246,7 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
         cluster=form.cluster,
         consumers=form.consumers,
         consumer_rows=form.rows,
+        buffers=stages,
         spill_bytes=form.spill_bytes(block),
         ping_pong=int(schedule.variant in ("", VARIANTS[0])),
     )
@@ -247,7 +263,7 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
             footprint=block,
             work=work(attention, schedule, chip),
             dtype=attention.dtype,
-            stages=max(1, schedule.stages) + 1,  # of the engine: the step that ends frees a buffer
+            stages=stages + 1,  # of the engine: the step that ends frees a buffer
             matrix_rows=form.rows,
             cluster=form.cluster,
         ),

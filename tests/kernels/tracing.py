@@ -14,6 +14,7 @@ import random
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -260,6 +261,16 @@ def check_kernel(
     for launch in load_kernel(name).launches(problem, schedule, chip):
         check_launch(exact(launch) if unrounded else launch, chip, arrays, rng)
     return arrays
+
+
+def chip_of(cores: int, rows: int = 4, profile: str = "h200") -> Chip:
+    """A chip with `cores` cores, whose warp-group products have `rows` rows.
+
+    On it small problems have many tiles for each block.
+    """
+    chip = load_profile(profile)
+    rates = tuple(replace(r, min_rows=rows if r.min_rows > 1 else 1) for r in chip.rates)
+    return replace(chip, cores=replace(chip.cores, count=cores), rates=rates)
 
 
 @st.composite
