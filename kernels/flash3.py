@@ -1,7 +1,7 @@
 """FlashAttention-3 forward: a persistent grid, a producer of loads, consumers that take turns.
 
     for each block (one a core, parallel):
-        for each work tile (head, query tile) of the block: b, b + blocks, b + 2 · blocks …:
+        for each work tile (head, query tile) of the block:
             load Q
             for each tile j of keys that the mask lets it see, the last one first:
                 load K_j, then V of the tile before; the blocks of a cluster each ask for
@@ -20,10 +20,13 @@ operation that computes carries its consumer (1, 2, 3; the producer is 0) in `sl
 
 A step is one key tile of one work tile, with the loads that one turn of the loop above issues;
 where a query tile sees no key one step writes 0 and -inf. K and V have `stages` buffers each: the
-loads of a step may go out once the step `stages` before it has ended. Work tiles are dealt out
-round the blocks as the static persistent scheduler of the library does. Under a mask they come with
-the last, heaviest query tile first, as in its later scheduler for causal attention, which however
-hands each to the first free block and interleaves as many heads as fit in L2.
+loads of a step may go out once the step `stages` before it has ended.
+
+Block b has the work tiles b, b + blocks, b + 2 · blocks …, as the library's static persistent
+scheduler gives them. Under a mask, where work tiles differ in length, its dynamic one counts them
+off to whichever block is free, the heaviest query tile of a head first. Here they are dealt out
+before the launch, to the block that would be free first if all key tiles took equally long; what
+the counter moves is left out, and so is the mixing of as many heads as fit in L2.
 
 Not modelled: the consumers of a block and its producer share one clock that does one thing after
 the other, so that the overlap which both variants are about does not show in it; the blocks of a
@@ -59,9 +62,9 @@ from iosim.kernels.flash3_sizes import (
     PAPER,
     closed_forms,
     cut,
+    deal,
     default_schedule,
     footprint,
-    longest_block,
     work,
 )
 from iosim.kernels.masks import key_tiles
@@ -73,8 +76,7 @@ from iosim.problem import Attention, Problem, Schedule
 Q, K, V, O, LSE, K_SCALE, V_SCALE, LOCAL = range(8)
 VARIANTS = ("ping-pong", "cooperative")
 FIELDS = (
-    "work_tiles", "query_tiles", "blocks", "cluster", "consumers", "consumer_rows", "ping_pong",
-    "buffers",
+    "query_tiles", "cluster", "consumers", "consumer_rows", "ping_pong", "buffers",
 )  # fmt: skip
 
 
@@ -180,11 +182,15 @@ def spilled(out, n, step, p):
 
 
 @block_program
-def flash3(block, first, last, p, out, tensors):
+def flash3(block, first, last, params, out, tensors):
     """Steps [first, last) of a block; a step is one key tile of one of its work tiles."""
+    p, deals = params
     n = 0
     begin = 0  # the step with which a work tile begins
-    for index in range(block, p.work_tiles, p.blocks):
+    for turn in range(deals.shape[1]):
+        index = deals[block, turn]
+        if index < 0:
+            break
         if begin >= last:
             return n, False
         head, query = work_tile(index, p)
@@ -239,10 +245,9 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
     lse_bytes = attention.batch * attention.heads * attention.seqlen * STATISTIC_BYTES
     operands, values = forward_memory(attention, chip, block, lse_bytes)
     stages = max(1, schedule.stages)
+    deals, steps = deal(attention, schedule, form)
     values.update(
-        work_tiles=form.work_tiles,
         query_tiles=form.query_tiles,
-        blocks=form.blocks,
         cluster=form.cluster,
         consumers=form.consumers,
         consumer_rows=form.rows,
@@ -254,9 +259,9 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
         Launch(
             name="flash3",
             program=flash3,
-            params=parameters(attention, schedule, chip, values, FIELDS),
+            params=(parameters(attention, schedule, chip, values, FIELDS), deals),
             blocks=form.blocks,
-            steps=longest_block(attention, schedule, form),
+            steps=steps,
             ops_per_step=7 + 7 * form.consumers,
             ops_at_ends=0,
             operands=operands,

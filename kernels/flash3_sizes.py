@@ -1,15 +1,18 @@
 """FlashAttention-3: how its grid is cut, how large a block is, what it moves by arithmetic.
 
 What the library does is that of the paper's version: github.com/Dao-AILab/flash-attention, folder
-hopper, commits 7f67966c (first release, 11 July 2024: tiles, warps, stages, registers, static
-persistent scheduler) and dfe1a59e (22 July 2024: clusters only for an even number of query tiles).
+hopper, commits 7f67966c (first release, 11 July 2024: tiles, warps, stages, registers, work tiles
+dealt out), 74b0761f (14 July: causal ones off a counter) and dfe1a59e (22 July: clusters only for
+an even number of query tiles); and 7a802796 (January 2025: the heaviest work tile first).
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iosim.chip import Chip
 from iosim.errors import RequestError
@@ -184,11 +187,32 @@ def _whole_units(registers: int) -> int:
     return registers // REGISTER_UNIT * REGISTER_UNIT
 
 
-def longest_block(problem: Attention, schedule: Schedule, form: Cut) -> int:
-    """Steps of the block that has most of them.
+def deal(problem: Attention, schedule: Schedule, form: Cut) -> tuple[NDArray[np.int64], int]:
+    """[blocks, rounds]: the work tiles of each block in turn, -1 beyond the last; most steps.
 
-    A work tile has one per key tile that it visits, and one where it sees no key.
+    Without a mask block b has b, b + blocks, b + 2 · blocks … Under a mask work tiles differ in
+    length, and each in turn goes to the block that is the first to be free if all key tiles take
+    equally long: what a counter of work tiles gives where blocks are equally fast.
     """
+    steps = _steps(problem, schedule, form)
+    if not masked(problem):
+        rounds = np.full((tiles(form.work_tiles, form.blocks), form.blocks), -1, dtype=np.int64)
+        rounds.ravel()[: form.work_tiles] = np.arange(form.work_tiles)
+        return np.ascontiguousarray(rounds.T), len(rounds) * int(steps[0])
+    free = [(0, block) for block in range(form.blocks)]
+    turns: list[list[int]] = [[] for _ in free]
+    for index, length in enumerate(steps.tolist()):
+        busy, block = free[0]
+        turns[block].append(index)
+        heapq.heapreplace(free, (busy + length, block))
+    table = np.full((form.blocks, max(map(len, turns))), -1, dtype=np.int64)
+    for block, mine in enumerate(turns):
+        table[block, : len(mine)] = mine
+    return table, max(busy for busy, _ in free)
+
+
+def _steps(problem: Attention, schedule: Schedule, form: Cut) -> NDArray[np.int64]:
+    """Steps of each work tile: one for a key tile that it visits, one where it sees no key."""
     index = np.arange(form.work_tiles)
     place, rank = index // form.cluster, index % form.cluster
     heads, groups = problem.batch * problem.heads, form.query_tiles // form.cluster
@@ -198,10 +222,8 @@ def longest_block(problem: Attention, schedule: Schedule, form: Cut) -> int:
     steps = np.full(form.query_tiles, tiles(problem.seqlen_k, schedule.tile[1]))
     first, end = key_spans(problem, *schedule.tile[:2])
     steps[: first.size] = np.maximum(end - first, 1)
-    mine = steps[place * form.cluster + rank]
-    rounds = np.zeros((tiles(form.work_tiles, form.blocks), form.blocks), dtype=np.int64)
-    rounds.ravel()[: mine.size] = mine
-    return int(rounds.sum(axis=0).max())
+    mine: NDArray[np.int64] = steps[place * form.cluster + rank]
+    return mine
 
 
 def tiles_run(problem: Attention, schedule: Schedule, form: Cut) -> int:

@@ -76,19 +76,63 @@ def test_moves_what_a_library_s_kernel_of_the_same_shape_moves(row):
 @pytest.mark.parametrize("causal", [False, True])
 def test_work_tiles_are_dealt_out_heaviest_first(harness, order, causal):
     problem = Attention(heads=3, seqlen=40, head_dim=16, causal=causal)
-    schedule = Schedule(tile=(8, 8), order=order)
-    launch = the_launch(problem, schedule, harness.chip_of(4))
+    launch = the_launch(problem, Schedule(tile=(8, 8), order=order), harness.chip_of(4))
     queries = range(4, -1, -1) if causal else range(5)
     if order == "head":
         expected = [(head, query) for query in queries for head in range(3)]
     else:
         expected = [(head, query) for head in range(3) for query in queries]
     assert launch.blocks == 4
-    q = launch.operands[Q].address
+    blocks, busy = [[], [], [], []], [0, 0, 0, 0]
+    for head, query in expected:
+        first = busy.index(min(busy))  # the block that is free first, the lowest of equals
+        blocks[first].append((head, query))
+        busy[first] += query + 1 if causal else 5  # key tiles that it sees
+    if not causal:
+        assert blocks == [expected[block::4] for block in range(4)]
+    assert [work_of(harness, launch, block) for block in range(4)] == blocks
+    assert launch.steps == max(busy)
+
+
+@pytest.mark.parametrize("order", ["query", "head"])
+def test_a_cluster_works_on_neighbours_of_one_head(harness, order):
+    problem = Attention(heads=3, seqlen=40, head_dim=16)
+    schedule = Schedule(tile=(8, 8), order=order, cluster=2)
+    launch = the_launch(problem, schedule, harness.chip_of(5))
+    pairs = [(0, 1), (2, 3), (4,)]  # one block of the last has no rows
+    if order == "head":
+        expected = [(head, pair) for pair in pairs for head in range(3)]
+    else:
+        expected = [(head, pair) for head in range(3) for pair in pairs]
+    assert launch.blocks == 4
     for block in range(4):
-        ops = harness.count(launch, block)
-        rows = (ops["address"][(ops["kind"] == LOAD) & (ops["tensor"] == Q)] - q) // 32
-        assert [(row // 40, row % 40 // 8) for row in rows] == expected[block::4]
+        mine = expected[block // 2 :: 2]
+        rank = block % 2
+        assert work_of(harness, launch, block) == [
+            (head, pair[rank]) for head, pair in mine if rank < len(pair)
+        ]
+
+
+def work_of(harness, launch, block):
+    """(head, query tile) of the Q tiles that a block loads: 40 rows of 32 bytes, in tiles of 8."""
+    ops = harness.count(launch, block)
+    loads = ops["address"][(ops["kind"] == LOAD) & (ops["tensor"] == Q)]
+    rows = (loads - launch.operands[Q].address) // 32
+    return [(int(row) // 40, int(row) % 40 // 8) for row in rows]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_buffers_are_as_many_as_stages(harness, stages):
+    """The engine issues a load once the step `launch.stages` - 1 before its own has ended."""
+    problem = Attention(heads=1, seqlen=128, seqlen_k=1024, head_dim=64)
+    launch = the_launch(problem, Schedule(tile=(128, 64), stages=stages))
+    ops = harness.count(launch, 0)
+    loads = ops[(ops["kind"] == LOAD) & (ops["tensor"] == K)]
+    ahead = launch.stages - 1  # steps whose loads go out before any has ended
+    assert (loads["step"] < ahead).sum() == stages
+    tile_bytes = 64 * 64 * 2
+    buffers = launch.footprint.shared_bytes - 128 * 128 - 128
+    assert buffers // (2 * tile_bytes) == stages
 
 
 def test_fewer_work_tiles_than_cores(harness):
