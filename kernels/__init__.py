@@ -15,6 +15,7 @@ _MODULES = {
     "flash1": "flash1",
     "flash2": "flash2",
     "flash-decode": "flash_decode",
+    "flash3": "flash3",
     "gemm": "gemm",
     "copy": "copy",
     "fill": "fill",
