@@ -94,7 +94,7 @@ def _add_fit(add: Add, results: Sequence[Result]) -> None:
     add("tile", lambda r: tile_text(r.schedule.tile))
     add("order of blocks", _order)
     if chip.limits:
-        add("stages, warps", lambda r: f"{r.schedule.stages}, {r.schedule.warps}")
+        add("stages, warps", lambda r: f"{r.schedule.stages}, {r.schedule.warps or _warps(r)}")
     add(memory, lambda r: f"{format_capacity(r.footprint_bytes)}")
     add("  of", lambda r: format_capacity(block_limit(r.chip)), "faint")
     if chip.limits:
@@ -121,6 +121,12 @@ def _registers(result: Result) -> str:
     block = launch.footprint
     spilled = f" + {block.spilled_registers} spilled" if block.spilled_registers else ""
     return f"{block.registers}{spilled} × {block.threads}"
+
+
+def _warps(result: Result) -> int:
+    """Warps of a block where the schedule leaves them to the kernel."""
+    assert result.chip.limits is not None
+    return result.planned[0].footprint.threads // result.chip.limits.threads_per_warp
 
 
 def _resident(result: Result) -> Cell | str:
