@@ -16,6 +16,7 @@ _MODULES = {
     "flash2": "flash2",
     "flash-decode": "flash_decode",
     "paged-decode": "paged_decode",
+    "mla-decode": "mla_decode",
     "flash3": "flash3",
     "gemm": "gemm",
     "copy": "copy",
