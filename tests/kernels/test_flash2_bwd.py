@@ -310,6 +310,51 @@ def test_rounding_errs_no_more_than_the_dtype(harness, data, variant, dtype, til
         np.testing.assert_array_equal(arrays[name], rounded(arrays[name], dtype))
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("variant", ["atomics", "two-pass"])
+def test_p_and_ds_are_rounded_and_nothing_else_before_the_results(harness, dtype, variant):
+    problem = Attention(heads=4, kv_heads=2, seqlen=20, head_dim=8, causal=True, dtype=dtype)
+    arrays = backward_arrays(harness, problem, dtype=dtype)
+    for launch in planned(problem, Schedule(tile=(8, 7), variant=variant), GPU):
+        harness.compute(launch, arrays)
+    q, k, v, do, o = (arrays[name] for name in ("Q", "K", "V", "dO", "O"))
+    shared, scale = np.arange(4) // 2, 1 / np.sqrt(8)
+    p = np.exp(reference.scores(q, k, problem) - arrays["lse"])
+    delta = (do * o).sum(axis=-1)[..., None]
+    ds = rounded(p * (np.einsum("hnd,hmd->hnm", do, v[shared]) - delta), dtype)
+    dv = np.einsum("hnm,hnd->hmd", rounded(p, dtype), do)
+    dk = scale * of_kv_heads(np.einsum("hnm,hnd->hmd", ds, q), problem)
+    dq = scale * np.einsum("hnm,hmd->hnd", ds, k[shared])
+    for name, value in (("dQ", dq), ("dK", dk), ("dV", of_kv_heads(dv, problem))):
+        np.testing.assert_array_equal(arrays[name], rounded(value, dtype), err_msg=name)
+
+
+WALKS = {  # masks that skip steps at the start, at the end and at both of a walk over windows
+    "causal": {"causal": True},
+    "causal, top-left, more keys": {"causal": True, "align": "top-left", "seqlen_k": 900},
+    "causal, fewer keys": {"causal": True, "seqlen_k": 300},
+    "window": {"window": 150, "seqlen_k": 700},
+    "causal window": {"causal": True, "window": 200, "seqlen": 700},
+    "rows without keys at the end": {"window": 100, "align": "top-left", "seqlen": 800},
+    "nothing skipped": {"seqlen": 70, "seqlen_k": 130},
+}
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("order", ["query", "head"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("profile", ["tpu-v5e", "tpu-v5p"])
+def test_closed_forms_are_what_a_grid_moves(walk, order, kv_heads, profile):
+    chip = load_profile(profile)  # the second has two cores, each with windows of its own
+    size = {"heads": 4, "kv_heads": kv_heads, "seqlen": 500, "seqlen_k": 500, "head_dim": 64}
+    problem = Attention(**{**size, **WALKS[walk]}, dtype="bf16")
+    schedule = Schedule(tile=(32, 128), order=order)
+    moved = [run_grid(launch, chip).traffic for launch in planned(problem, schedule, chip)]
+    forms = forms_of(problem, schedule, chip)
+    assert sum(t.vmem_fill_bytes for t in moved) == forms["vmem_fill_bytes"]
+    assert sum(t.vmem_drain_bytes for t in moved) == forms["vmem_drain_bytes"]
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), m=st.integers(1, 30), n=st.integers(1, 30))
 def test_query_tiles_of_a_key_tile(harness, data, m, n):
