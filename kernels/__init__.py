@@ -15,6 +15,7 @@ _MODULES = {
     "flash1": "flash1",
     "flash2": "flash2",
     "flash3": "flash3",
+    "flash2-bwd": "flash2_bwd",
     "flash-decode": "flash_decode",
     "paged-decode": "paged_decode",
     "mla-decode": "mla_decode",
