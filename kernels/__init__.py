@@ -14,6 +14,7 @@ _MODULES = {
     "standard": "standard",
     "flash1": "flash1",
     "flash2": "flash2",
+    "block-sparse": "block_sparse",
     "gemm": "gemm",
     "copy": "copy",
     "fill": "fill",
