@@ -101,9 +101,6 @@ def block_sparse(block, first, last, params, out, tensors):
         if not p.grid and step % p.lanes == 0:
             place = queries + 1 + begin + step
             n = load_list(out, n, step, place, min(p.lanes, visits - step), p)
-        if tensors is not None:
-            if not p.grid:
-                tile = int(tensors[BLOCKS][0, 0, queries + 1 + begin + step])
         key0 = tile * p.tile_n
         k_rows = min(p.tile_n, p.k_rows - key0)
         at = (kv * p.k_rows + key0) * p.k_row_bytes
@@ -118,6 +115,8 @@ def block_sparse(block, first, last, params, out, tensors):
             n = matrix(out, n, step, p.tile_m, p.head_dim, p.tile_n)
             n = spill(out, n, LOCAL, step, p.local, p.spill_bytes)
             if tensors is not None:
+                if not p.grid:
+                    key0 = int(tensors[BLOCKS][0, 0, queries + 1 + begin + step]) * p.tile_n
                 keys = min(p.tile_n, p.seqlen_k - key0)
                 k = fetch(tensors[K], kv, key0, keys, p.head_dim)
                 v = fetch(tensors[V], kv, key0, keys, p.head_dim)
@@ -278,7 +277,7 @@ def _cache_forms(problem: BlockSparse, schedule: Schedule, chip: Chip) -> tuple[
             quantity="l1_fill_bytes",
             formula="heads · ((N + 2 · key rows of listed tiles) · d · bytes + sectors of lists)",
             value=heads * ((problem.seqlen + 2 * keys) * row_bytes + sectors * SECTOR_BYTES),
-            source=f"{PAPER}, algorithm 5: masked blocks are skipped; 2 pointers, 32 indices a read",
+            source=f"{PAPER}, algorithm 5: hidden blocks are skipped; lists: 32 indices a read",
         ),
         ClosedForm(
             quantity="l1_write_bytes",

@@ -79,12 +79,14 @@ def seen(problem: BlockSparse) -> tuple[int, int]:
     rows = int(np.count_nonzero(problem.keys_of_rows()))
     low, high = problem.spans()
     some = np.flatnonzero(low < high)  # consecutive rows, whose spans only move to the right
-    key = np.arange(problem.seqlen_k)
+    key, side = np.arange(problem.seqlen_k), problem.mask_block
     begin = np.searchsorted(high[some], key, side="right") + some[:1].sum()
     end = np.searchsorted(low[some], key, side="right") + some[:1].sum()
     above = np.pad(np.cumsum(problem.block_mask(), axis=0), ((1, 0), (0, 0)))
     column = key // problem.mask_block
-    blocks = above[-(-end // problem.mask_block), column] - above[begin // problem.mask_block, column]
+    blocks = (
+        above[-(-end // problem.mask_block), column] - above[begin // problem.mask_block, column]
+    )
     return rows, int(np.count_nonzero((begin < end) & (blocks > 0)))
 
 

@@ -1,8 +1,8 @@
 """What the kernels must compute, in float64 NumPy: slow, obvious, and true to the definition.
 
-No tiles, no online softmax, no tricks: the mask is `Attention.visible` row by row (and the blocks of a
-BlockSparse), the softmax
-subtracts the maximum of the whole row. Tests hold every block program against these.
+No tiles, no online softmax, no tricks: the mask is `Attention.visible` row by row and the blocks of
+a `BlockSparse`, the softmax subtracts the maximum of the whole row. Tests hold every block program
+against these.
 """
 
 from __future__ import annotations
