@@ -83,10 +83,7 @@ def seen(problem: BlockSparse) -> tuple[int, int]:
     begin = np.searchsorted(high[some], key, side="right") + some[:1].sum()
     end = np.searchsorted(low[some], key, side="right") + some[:1].sum()
     above = np.pad(np.cumsum(problem.block_mask(), axis=0), ((1, 0), (0, 0)))
-    column = key // problem.mask_block
-    blocks = (
-        above[-(-end // problem.mask_block), column] - above[begin // problem.mask_block, column]
-    )
+    blocks = above[-(-end // side), key // side] - above[begin // side, key // side]
     return rows, int(np.count_nonzero((begin < end) & (blocks > 0)))
 
 
