@@ -33,6 +33,7 @@ __all__ = [
     "inline",
     "load",
     "matrix",
+    "move",
     "multicast",
     "numeric",
     "spill",

@@ -30,24 +30,21 @@ def simulate(
     cache: str = "cold",
     seeds: Sequence[int] = (0,),
     clock_hz: float = 0.0,
+    only: str = "",
 ) -> Result:
     """What `kernel` moves and computes for `problem` on `chip`.
 
     What `schedule` leaves open the kernel chooses. `cache` warm: the launches run once before, and
     what they left in the cache is there. The first of `seeds` gives the values, all of them the
-    band. A block that does not fit gives a Result without launches, whose `why_not` says why.
-    Raises RequestError where kernel, problem and chip do not go together.
+    band. `only` names the one launch of several to run. A block that does not fit gives a Result
+    without launches, whose `why_not` says why. Raises RequestError where kernel, problem and chip
+    do not go together.
     """
     if cache not in CACHES:
         raise RequestError(f"cache must be one of {', '.join(CACHES)}, not {cache!r}")
-    algorithm = load_kernel(kernel)
-    if chip.machine not in algorithm.machines:
-        known = ", ".join(algorithm.machines)
-        raise RequestError(
-            f"kernel {kernel} has no form for {chip.name} (a {chip.machine}); it has: {known}"
-        )
+    algorithm = _kernel_for(kernel, chip)
     full = complete(algorithm, problem, chip, schedule or Schedule())
-    planned = algorithm.launches(problem, full, chip)
+    planned = _chosen(algorithm.launches(problem, full, chip), only)
     clock = clock_hz or chip.cores.clock_hz
     outcome = Result(
         kernel=kernel,
@@ -59,7 +56,7 @@ def simulate(
         clock_hz=clock,
         planned=planned,
         launches=(),
-        closed_forms=algorithm.closed_forms(problem, full, chip),
+        closed_forms=() if only else algorithm.closed_forms(problem, full, chip),
         why_not=_why_not(planned, chip),
     )
     if not outcome.fits:
@@ -68,6 +65,28 @@ def simulate(
         runs = list(pool.map(lambda seed: _run(planned, chip, cache, clock, seed), seeds))
     results = [dataclasses.replace(outcome, launches=run) for run in runs]
     return dataclasses.replace(results[0], band=_band(results))
+
+
+def _kernel_for(name: str, chip: Chip) -> Kernel:
+    """The kernel of that name. Raises RequestError where it has no form for the chip's machine."""
+    kernel = load_kernel(name)
+    if chip.machine not in kernel.machines:
+        known = ", ".join(kernel.machines)
+        raise RequestError(
+            f"kernel {name} has no form for {chip.name} (a {chip.machine}); it has: {known}"
+        )
+    return kernel
+
+
+def _chosen(planned: tuple[Launch, ...], only: str) -> tuple[Launch, ...]:
+    """The launches that are run: all, or the one of that name."""
+    if not only:
+        return planned
+    chosen = tuple(launch for launch in planned if launch.name == only)
+    if not chosen:
+        names = ", ".join(launch.name for launch in planned)
+        raise RequestError(f"there is no launch {only!r} (possible: {names})")
+    return chosen
 
 
 def _why_not(planned: tuple[Launch, ...], chip: Chip) -> str | None:

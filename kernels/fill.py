@@ -64,4 +64,5 @@ KERNEL = Kernel(
     launches=launches,
     closed_forms=closed_forms,
     sources=("McCalpin, STREAM",),
+    sketch=(Stream(elements=512), Schedule(tile=(64,), stages=1, warps=4)),
 )

@@ -322,4 +322,5 @@ KERNEL = Kernel(
     launches=launches,
     closed_forms=closed_forms,
     sources=(TRITON, PALLAS),
+    sketch=(Gemm(m=64, n=64, k=64), Schedule(tile=(16, 16, 16), stages=2, warps=4, group=2)),
 )

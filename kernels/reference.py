@@ -87,3 +87,14 @@ def reread_sums(
         read = x[(p * start_step + np.arange(length)) % x.size]
         sums[p] = reps * read.reshape(-1, block).sum(axis=0)
     return sums
+
+
+def latent_attention(q: Array, rows: Array, latent_dim: int, problem: Attention) -> Array:
+    """Output [batch · heads, seqlen, latent_dim] of attention whose keys and values are one tensor.
+
+    `rows` is [batch, seqlen_k, head_dim]; the first `latent_dim` columns are the values.
+    """
+    probabilities, _ = softmax(scores(q, rows, problem))
+    values: Array = rows[np.arange(q.shape[0]) // problem.group, :, :latent_dim]
+    output: Array = np.einsum("hnm,hmd->hnd", probabilities, values)
+    return output

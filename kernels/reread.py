@@ -167,4 +167,5 @@ KERNEL = Kernel(
     launches=launches,
     closed_forms=closed_forms,
     sources=("Mattson et al., Evaluation techniques for storage hierarchies, 1970",),
+    sketch=(Stream(elements=132 * 64 * 2, reps=2), Schedule(tile=(64,), stages=1, warps=4)),
 )

@@ -241,4 +241,5 @@ KERNEL = Kernel(
     launches=launches,
     closed_forms=closed_forms,
     sources=(PAPER,),
+    sketch=(Attention(heads=1, seqlen=64, head_dim=16), Schedule(tile=(16, 16), stages=2, warps=4)),
 )

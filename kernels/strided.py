@@ -132,4 +132,5 @@ KERNEL = Kernel(
     launches=launches,
     closed_forms=closed_forms,
     sources=("Nsight Compute documentation, memory tables",),
+    sketch=(Stream(elements=512, stride=4), Schedule(tile=(64,), stages=1, warps=4)),
 )

@@ -71,6 +71,10 @@ def test_a_kernel_in_words(name: str, capsys: Capture) -> None:
     assert kernel.loops in folded
     assert all(source in folded for source in kernel.sources)
     assert all(parameter in out for parameter in kernel.parameters)
+    nest = [line for line in out.splitlines() if line.startswith("    ")]
+    assert any("for each" in line for line in nest), "the loops as the file shows them"
+    assert "which tile when" in out
+    assert "closed forms" in out
 
 
 @pytest.mark.parametrize("profile", ["h200", "tpu-v5e"])

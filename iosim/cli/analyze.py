@@ -111,10 +111,11 @@ def header(request: Request, results: Sequence[Result]) -> list[str]:
 def tables_of(request: Request, results: Sequence[Result]) -> list[Table]:
     """All tables of one run."""
     from iosim.report.analysis import forms_table, launch_table, operand_table, side_by_side
+    from iosim.report.story import story
 
     tables = [side_by_side(results, request.how.cache)]
     reasons = tuple(why_not(request, result) for result in results if not result.fits)
-    tables[0] = with_notes(tables[0], reasons)
+    tables[0] = with_notes(tables[0], (*reasons, *story(results, request.how.cache)))
     for result in results:
         if result.launches:
             more = (operand_table(result), launch_table(result), forms_table(result))

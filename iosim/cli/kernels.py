@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,7 @@ from iosim.cli.flags import Command, Flag, One, Values, word
 
 if TYPE_CHECKING:
     from iosim.chip import Chip
-    from iosim.launch import Kernel
+    from iosim.launch import ClosedForm, Kernel
     from iosim.problem import Problem, Schedule
 
 ABOUT = """The kernels; with NAME one of them: its loops, its parameters, its sources.
@@ -50,19 +51,56 @@ def _print_list(kernels: list[Kernel], chip: Chip | None) -> None:
 
 
 def _print_one(kernel: Kernel, chip: Chip | None) -> None:
-    from iosim.report.algorithms import form_table, kernel_lines, parameter_table, plan_lines
+    from iosim.report.algorithms import (
+        form_table,
+        kernel_lines,
+        loop_nest,
+        parameter_table,
+        picture_lines,
+        plan_lines,
+    )
+    from iosim.study.visits import sketch
 
     plan = _plan(kernel, chip) if chip else None  # refused before anything is printed
+    output.warn_if_cold([], [kernel.launches.__module__.rsplit(".", 1)[-1]])
+    drawn = picture_lines(sketch(kernel, _chips(chip)))
     output.print_lines([*kernel_lines(kernel), ""])
+    output.print_whole([*loop_nest(kernel), ""])
+    output.print_lines(drawn[:1])
+    output.print_whole([*drawn[1:], ""])
     output.print_tables([parameter_table(kernel)])
-    if chip is None or plan is None:
-        output.print_lines(["With --profile NAME: its tile and closed forms on that chip."])
-        return
-    problem, schedule = plan
-    output.print_lines([*plan_lines(kernel, problem, schedule, chip), ""])
-    forms = kernel.closed_forms(problem, schedule, chip)
+    if chip is not None and plan is not None:
+        output.print_lines([*plan_lines(kernel, *plan, chip), ""])
+        forms = kernel.closed_forms(*plan, chip)
+    else:
+        forms = _forms(kernel)
     if forms:
-        output.print_tables([form_table(forms)])
+        output.print_tables([form_table(forms, values=chip is not None)])
+    if chip is None:
+        output.print_lines(["With --profile NAME: its tile and the values on that chip."])
+
+
+def _chips(first: Chip | None) -> Iterator[Chip]:
+    """The chips of the package, `first` before all others."""
+    from iosim.profiles import load_profile, profile_names
+
+    if first is not None:
+        yield first
+    yield from map(load_profile, profile_names())
+
+
+def _forms(kernel: Kernel) -> tuple[ClosedForm, ...]:
+    """The closed forms on the first chip that has some, for the default problem."""
+    from iosim.errors import RequestError
+
+    for chip in _chips(None):
+        try:
+            forms = kernel.closed_forms(*_plan(kernel, chip), chip)
+        except RequestError:
+            continue
+        if forms:
+            return forms
+    return ()
 
 
 def _plan(kernel: Kernel, chip: Chip) -> tuple[Problem, Schedule]:
@@ -85,6 +123,7 @@ def kernel_json(kernel: Kernel, chip: Chip | None) -> dict[str, Any]:
         },
         "machines": list(kernel.machines),
         "loops": kernel.loops,
+        "variants": list(kernel.variants),
         "parameters": dict(kernel.parameters),
         "sources": list(kernel.sources),
     }

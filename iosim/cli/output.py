@@ -50,6 +50,12 @@ def print_lines(lines: Iterable[str]) -> None:
             click.echo(part)
 
 
+def print_whole(lines: Iterable[str]) -> None:
+    """Lines whose columns mean something, as they are."""
+    for line in lines:
+        click.echo(line)
+
+
 def print_tables(tables: Iterable[Table], whole: bool = False) -> None:
     """Tables on stdout. One too wide is continued below, unless its cells may wrap.
 

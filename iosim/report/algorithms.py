@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+import sys
+from collections.abc import Iterable, Sequence
 
 from iosim.chip import Chip
 from iosim.launch import ClosedForm, Footprint, Kernel, why_not
 from iosim.problem import Problem, Schedule
 from iosim.report.analysis import block_limit, resident_text
+from iosim.report.sketch import Calendar, legend, picture
 from iosim.report.tables import Cell, Table, cells
 from iosim.report.words import problem_text, schedule_text, tile_text
 from iosim.units import format_capacity
@@ -42,12 +45,36 @@ def _problem(kernel: Kernel) -> str:
 def kernel_lines(kernel: Kernel) -> list[str]:
     """What a kernel is, in words."""
     machines = " and ".join(f"a {machine.upper()}" for machine in kernel.machines)
+    variants = ", ".join(kernel.variants)
     return [
         f"{kernel.name}: {kernel.summary}",
         f"computes {_problem(kernel)}, on {machines}",
-        f"loops: {kernel.loops}",
+        *([f"variants: {variants} (--variant)"] if variants else []),
         *(f"source: {source}" for source in kernel.sources),
+        f"loops: {kernel.loops}",
     ]
+
+
+def loop_nest(kernel: Kernel) -> list[str]:
+    """The loops as they stand in the first lines of the kernel's file: what is indented there."""
+    text = inspect.getdoc(sys.modules[kernel.launches.__module__]) or ""
+    lines = text.splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("    ")), len(lines))
+    last = first
+    while last < len(lines) and (lines[last].startswith("    ") or not lines[last]):
+        last += 1
+    return [*"\n".join(lines[first:last]).rstrip().splitlines()]
+
+
+def picture_lines(calendars: Sequence[Calendar]) -> list[str]:
+    """Which tile is read when, on the kernel's own small example."""
+    if not calendars:
+        return []
+    head = (
+        f"which tile when, on a small example: {legend(calendars)}; "
+        "a line is a tile (or a few), a column a step"
+    )
+    return [head, *(line for calendar in calendars for line in ("", *picture(calendar)))]
 
 
 def parameter_table(kernel: Kernel) -> Table:
@@ -82,16 +109,22 @@ def footprint_text(footprint: Footprint, chip: Chip) -> str:
     )
 
 
-def form_table(forms: Iterable[ClosedForm]) -> Table:
-    """What pencil and paper say."""
+def form_table(forms: Iterable[ClosedForm], *, values: bool) -> Table:
+    """What pencil and paper say; `values` for a problem and a chip that somebody named."""
     rows = tuple(
-        cells(form.quantity, f"{form.value:,}", form.formula, Cell(form.source, "faint"))
+        cells(
+            form.quantity,
+            *([f"{form.value:,}"] if values else []),
+            form.formula,
+            Cell(form.source, "faint"),
+        )
         for form in forms
     )
+    heads = ("quantity", *(["value"] if values else []), "formula", "source")
     return Table(
         title="closed forms",
-        heads=("quantity", "value", "formula", "source"),
+        heads=heads,
         rows=rows,
-        align="lrll",
-        wraps=(2, 3),
+        align="lrll" if values else "lll",
+        wraps=(len(heads) - 2, len(heads) - 1),
     )

@@ -14,7 +14,8 @@ from iosim.traffic import FIELDS
 from iosim.units import format_bytes, format_capacity, format_count
 
 EMPTY = Cell(NOTHING, "faint")
-_CORE_FIELDS = {
+#: what crosses the edge of a core, inwards and outwards
+CORE_FIELDS = {
     "gpu": ("l1_fill_bytes", "l1_write_bytes"),
     "tpu": ("vmem_fill_bytes", "vmem_drain_bytes"),
 }
@@ -93,7 +94,7 @@ def _add_fit(add: Add, results: Sequence[Result]) -> None:
     add("tile", lambda r: tile_text(r.schedule.tile))
     add("order of blocks", _order)
     if chip.limits:
-        add("stages, warps", lambda r: f"{r.schedule.stages}, {r.schedule.warps}")
+        add("stages, warps", lambda r: f"{r.schedule.stages}, {r.schedule.warps or _warps(r)}")
     add(memory, lambda r: f"{format_capacity(r.footprint_bytes)}")
     add("  of", lambda r: format_capacity(block_limit(r.chip)), "faint")
     if chip.limits:
@@ -120,6 +121,12 @@ def _registers(result: Result) -> str:
     block = launch.footprint
     spilled = f" + {block.spilled_registers} spilled" if block.spilled_registers else ""
     return f"{block.registers}{spilled} × {block.threads}"
+
+
+def _warps(result: Result) -> int:
+    """Warps of a block where the schedule leaves them to the kernel."""
+    assert result.chip.limits is not None
+    return result.planned[0].footprint.threads // result.chip.limits.threads_per_warp
 
 
 def _resident(result: Result) -> Cell | str:
@@ -233,7 +240,7 @@ def _needs(result: Result, name: str) -> Cell:
 def operand_table(result: Result) -> Table:
     """One row per operand: what it moved at each level, and how often it was read again."""
     gpu = result.chip.machine == "gpu"
-    fill, drain = _CORE_FIELDS[result.chip.machine]
+    fill, drain = CORE_FIELDS[result.chip.machine]
     fields = ("dram_read_bytes", "dram_write_bytes", fill, drain)
     roles = {o.name: o.role for launch in result.planned for o in launch.operands}
     rows = []

@@ -112,7 +112,9 @@ def schedule_text(schedule: Schedule, machine: str) -> str:
     """A schedule in words: what is not the tile."""
     parts = [f"order {schedule.order}"]
     if machine == "gpu":
-        parts += [f"{schedule.stages} stages", f"{schedule.warps} warps"]
+        parts.append(f"{schedule.stages} stages")
+        if schedule.warps:  # 0: they follow from the tile
+            parts.append(f"{schedule.warps} warps")
     if schedule.splits:
         parts.append(f"{schedule.splits} split{'s' if schedule.splits > 1 else ''}")
     if schedule.cluster > 1:

@@ -18,9 +18,10 @@ def floor_times(launch: Launch, traffic: Traffic, chip: Chip, clock_hz: float) -
 
     Matrix work takes the path that the launch's tile can use; products of one tile height are
     assumed. HBM moves reads and writes at the nominal bandwidth; fills share the ports of the cores
-    evenly. L2 is left out: a coalescer in front of it can spare it reads.
+    evenly. L2 is left out: a coalescer in front of it can spare it reads. A launch of fewer blocks
+    than cores leaves the others idle.
     """
-    cores, work = chip.cores_used, launch.work
+    cores, work = min(chip.cores_used, launch.blocks), launch.work
     per_s = cores * clock_hz
     rows = launch.matrix_rows
     off_chip = traffic.dram_read_bytes + traffic.dram_write_bytes

@@ -141,7 +141,14 @@ def _compare(row: CounterRow, chip: Chip | None, seeds: Sequence[int]) -> Compar
     try:
         target = chip_of(row, chip)
         assert target is not None
-        result = simulate(request.kernel, request.problem, target, request.schedule, seeds=seeds)
+        result = simulate(
+            request.kernel,
+            request.problem,
+            target,
+            request.schedule,
+            seeds=seeds,
+            only=request.launch,
+        )
     except IosimError as error:
         return Comparison(row=row, predicted=None, skipped=str(error))
     if row.kind == "gpu" and not result.fits:

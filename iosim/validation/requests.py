@@ -22,11 +22,15 @@ _RESERVE_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One simulation: what `simulate` is called with."""
+    """One simulation: what `simulate` is called with.
+
+    `launch` names the one that the row is of, where a profiler saw only one of several.
+    """
 
     kernel: str
     problem: Problem
     schedule: Schedule
+    launch: str = ""
 
 
 def request_of(row: CounterRow, chip: Chip | None) -> Request | str:
@@ -93,6 +97,22 @@ def _fa1(p: dict[str, Any], row: dict[str, Any]) -> Request:
     return Request(kernel="flash1", problem=problem, schedule=_launched(row, schedule))
 
 
+def _decode(p: dict[str, Any], row: dict[str, Any]) -> Request:
+    """Split K and V: G query rows of every KV head; the launch that combines is not profiled."""
+    problem = Attention(
+        batch=p["B"],
+        heads=p["HK"] * p["G"],
+        kv_heads=p["HK"],
+        seqlen=1,
+        seqlen_k=p["NK"],
+        head_dim=p["D"],
+    )
+    schedule = Schedule(tile=(p["G"], p["BN"]), stages=3, splits=p["splits"])
+    return Request(
+        kernel="flash-decode", problem=problem, schedule=_launched(row, schedule), launch="split"
+    )
+
+
 def _gemm(p: dict[str, Any], row: dict[str, Any]) -> Request:
     tile = (p["BM"], p["BN"], p["BK"])
     schedule = Schedule(tile=tile, group=p["G"], stages=p["stages"], warps=p["warps"])
@@ -133,6 +153,7 @@ def _pallas_flash(row: dict[str, Any]) -> Request:
 _FAMILIES = {
     "fa2": _fa2,
     "fa1": _fa1,
+    "decode": _decode,
     "gemm": _gemm,
     "copy": _stream("copy"),
     "copy-odd": _stream("copy"),

@@ -14,6 +14,7 @@ import random
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from iosim.chip import Chip
 from iosim.kernels import load_kernel, reference
 from iosim.launch import Launch
 from iosim.memory.layout import matrix
-from iosim.ops import LOAD, MATRIX, OP_DTYPE, STORE, WINDOW
+from iosim.ops import LOAD, MATRIX, MULTICAST, OP_DTYPE, STORE, WINDOW
 from iosim.problem import Attention, Problem, Schedule
 from iosim.profiles import load_profile
 from iosim.units import dtype_bytes
@@ -189,38 +190,87 @@ def mine_with(ops, index: int):
 
 
 def check_launch(launch: Launch, chip: Chip, arrays: dict, rng: random.Random) -> None:
-    """Runs a launch on tracking arrays and checks each block; `arrays` hold the results then."""
+    """Runs a launch on tracking arrays and checks each block; `arrays` hold the results then.
+
+    A block of a cluster touches what it loads by itself and what any block there multicasts.
+    """
+    for first in range(0, launch.blocks, launch.cluster):
+        cluster = [run_tracked(launch, first + i, arrays) for i in range(launch.cluster)]
+        shared = shared_loads(launch, [ops for ops, _ in cluster])
+        for i, (ops, tracked) in enumerate(cluster):
+            mine = np.concatenate([ops[~multicasts(ops)], shared])
+            check_block(launch, chip, mine, tracked)
+            cuts = sorted({rng.randint(1, max(launch.steps, 1)) for _ in range(rng.randint(0, 3))})
+            for parts in ((), cuts):
+                again = count(launch, first + i, parts)
+                where = f"block {first + i}: cut at {parts} it differs"
+                assert again.tobytes() == ops.tobytes(), where
+
+
+def run_tracked(launch: Launch, block: int, arrays: dict) -> tuple[np.ndarray, dict]:
+    """All operations of a block, and the arrays with what it touched of them."""
+    tracked = {name: Tracked(array) for name, array in arrays.items()}
+    ops, done = emit(launch, block, 0, max(launch.steps, 1), tensors_of(launch, tracked))
+    assert done, f"block {block} is not done after {launch.steps} steps"
+    return ops, tracked
+
+
+def multicasts(ops) -> np.ndarray:
+    """Which operations are loads that a whole cluster receives."""
+    return (ops["kind"] == LOAD) & (ops["flags"] & MULTICAST != 0)
+
+
+def shared_loads(launch: Launch, cluster: list) -> np.ndarray:
+    """What the blocks of a cluster multicast; in one step no byte is asked for twice."""
+    loads = np.concatenate([ops[multicasts(ops)] for ops in cluster])
+    assert (loads["slot"] == launch.cluster).all(), "a multicast that not all of a cluster receive"
+    for index in np.unique(loads["tensor"]):
+        for step in np.unique(loads["step"]):
+            boxes = loads[(loads["tensor"] == index) & (loads["step"] == step)]
+            asked = int((boxes["rows"].astype(np.int64) * boxes["row_bytes"]).sum())
+            # two tiles of one operand in a step are apart as well
+            assert reported_bytes(boxes).size == asked, f"step {step}: bytes multicast twice"
+    return loads
+
+
+def check_block(launch: Launch, chip: Chip, ops, tracked: dict) -> None:
+    """What one block touched against what reaches it."""
     likely = dtype_bytes(launch.dtype)
-    for block in range(launch.blocks):
-        tracked = {name: Tracked(array) for name, array in arrays.items()}
-        ops, done = emit(launch, block, 0, max(launch.steps, 1), tensors_of(launch, tracked))
-        assert done, f"block {block} is not done after {launch.steps} steps"
-        for index, operand in enumerate(launch.operands):
-            if operand.size_bytes and operand.name != "local":  # nothing computes with spills
-                check_operand(index, operand, tracked[operand.name], ops, chip, likely)
-        named = {operand.name for operand in launch.operands if operand.size_bytes}
-        for name in tracked.keys() - named:
-            assert not tracked[name].read | tracked[name].written, f"{name} is no operand"
-        cuts = sorted({rng.randint(1, max(launch.steps, 1)) for _ in range(rng.randint(0, 3))})
-        for parts in ((), cuts):
-            again = count(launch, block, parts)
-            assert again.tobytes() == ops.tobytes(), f"block {block}: cut at {parts} it differs"
+    for index, operand in enumerate(launch.operands):
+        if operand.size_bytes and operand.name != "local":  # nothing computes with spills
+            check_operand(index, operand, tracked[operand.name], ops, chip, likely)
+    named = {operand.name for operand in launch.operands if operand.size_bytes}
+    for name in tracked.keys() - named:
+        assert not tracked[name].read | tracked[name].written, f"{name} is no operand"
 
 
 def check_kernel(
     name: str,
     problem: Problem,
     schedule: Schedule,
-    profile: str,
+    profile: str | Chip,
     arrays: dict,
     unrounded: bool = True,
 ):
-    """All launches of a kernel, one after the other; gives the arrays after the last."""
-    chip = load_profile(profile)
+    """All launches of a kernel, one after the other; gives the arrays after the last.
+
+    `profile` is the name of a chip, or one that a test has made.
+    """
+    chip = profile if isinstance(profile, Chip) else load_profile(profile)
     rng = random.Random(0)
     for launch in load_kernel(name).launches(problem, schedule, chip):
         check_launch(exact(launch) if unrounded else launch, chip, arrays, rng)
     return arrays
+
+
+def chip_of(cores: int, rows: int = 4, profile: str = "h200") -> Chip:
+    """A chip with `cores` cores, whose warp-group products have `rows` rows.
+
+    On it small problems have many tiles for each block.
+    """
+    chip = load_profile(profile)
+    rates = tuple(replace(r, min_rows=rows if r.min_rows > 1 else 1) for r in chip.rates)
+    return replace(chip, cores=replace(chip.cores, count=cores), rates=rates)
 
 
 @st.composite
@@ -276,7 +326,7 @@ class Tracer:
         )
 
     def __call__(
-        self, name: str, problem: Problem, schedule: Schedule, profile: str, arrays: dict
+        self, name: str, problem: Problem, schedule: Schedule, profile: str | Chip, arrays: dict
     ) -> dict:
         """The arrays after the run. Raises AssertionError with what was wrong."""
         assert self._process.stdin is not None

@@ -19,11 +19,14 @@ def test_a_matmul_cannot_beat_the_peak() -> None:
 
 def test_below_64_rows_the_slower_path_sets_the_floor() -> None:
     chip = load_profile("h200")
-    problem = Attention(heads=2, seqlen=512, head_dim=64)
+    problem = Attention(heads=32, seqlen=512, head_dim=64)  # more blocks than cores either way
     tall = simulate("flash2", problem, chip, Schedule(tile=(64, 64)))
     flat = simulate("flash2", problem, chip, Schedule(tile=(32, 64)))
     times = [r.launches[0].floor_times_s["tensor"] for r in (tall, flat)]
     assert times[1] / times[0] == pytest.approx(4096 / 2580)
+
+
+KERNELS = ("flash1", "flash2")
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -36,6 +39,16 @@ def test_no_level_moves_more_than_its_peak_within_the_floor(name: str) -> None:
         assert moved / result.floor_s <= chip.dram.bandwidth_bytes_per_s * (1 + 1e-12)
         assert result.work.issued_flops / result.floor_s <= chip.peak(dtype).flops_per_s * 1.01
         assert result.work.flops <= result.work.issued_flops
+
+
+def test_a_launch_of_few_blocks_leaves_cores_idle() -> None:
+    """FlashAttention-1 has a block per head: 4 heads of 8 take as long on 132 cores as on 8."""
+    chip = load_profile("h200")
+    problem = Attention(heads=4, seqlen=512, head_dim=64)
+    few, many = (simulate(name, problem, chip, Schedule(tile=(64, 64))) for name in KERNELS)
+    assert (few.planned[0].blocks, many.planned[0].blocks) == (4, 32)
+    one, other = (r.launches[0].floor_times_s["exp"] for r in (few, many))
+    assert one == pytest.approx(other * 32 / 4)
 
 
 def test_nothing_limits_nothing() -> None:
