@@ -123,15 +123,18 @@ class BlockSparse(Attention):
         rng = np.random.default_rng(self.pattern_seed)
         return rng.random(self.block_shape) < self.density
 
+    def keys_of_rows(self) -> NDArray[np.int64]:
+        """[seqlen]: how many keys each row sees, by blocks and mask."""
+        seen = np.pad(self.block_mask(), ((0, 0), (0, 1))).astype(np.int64)
+        before = np.cumsum(seen, axis=1) - seen  # blocks seen to the left of each
+        row_block = np.arange(self.seqlen) // self.mask_block
+        low, high = (
+            before[row_block, block] * self.mask_block + seen[row_block, block] * inside
+            for block, inside in (divmod(key, self.mask_block) for key in self.spans())
+        )
+        return high - low
+
     @property
     def pairs(self) -> int:
         """Pairs of one head that the blocks and the mask let through."""
-        seen = self.block_mask()
-        low, high = self.spans()
-        row_block = np.arange(self.seqlen) // self.mask_block
-        total = 0
-        for column in range(self.block_shape[1]):
-            first, last = column * self.mask_block, (column + 1) * self.mask_block
-            inside = np.maximum(0, np.minimum(high, last) - np.maximum(low, first))
-            total += int(inside[seen[row_block, column]].sum())
-        return total
+        return int(self.keys_of_rows().sum())

@@ -19,6 +19,7 @@ _MODULES = {
     "flash-decode": "flash_decode",
     "paged-decode": "paged_decode",
     "mla-decode": "mla_decode",
+    "block-sparse": "block_sparse",
     "gemm": "gemm",
     "copy": "copy",
     "fill": "fill",

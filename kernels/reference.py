@@ -1,7 +1,8 @@
 """What the kernels must compute, in float64 NumPy: slow, obvious, and true to the definition.
 
-No tiles, no online softmax, no tricks: the mask is `Attention.visible` row by row, the softmax
-subtracts the maximum of the whole row. Tests hold every block program against these.
+No tiles, no online softmax, no tricks: the mask is `Attention.visible` row by row and the blocks of
+a `BlockSparse`, the softmax subtracts the maximum of the whole row. Tests hold every block program
+against these.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iosim.problem import Attention
+from iosim.problem_variants import BlockSparse
 
 Array = NDArray[np.float64]
 
@@ -20,6 +22,10 @@ def mask(problem: Attention) -> NDArray[np.bool_]:
     for row in range(problem.seqlen):
         first, last = problem.visible(row)
         seen[row, first:last] = True
+    if isinstance(problem, BlockSparse):
+        side = problem.mask_block
+        pairs = problem.block_mask().repeat(side, axis=0).repeat(side, axis=1)
+        seen &= pairs[: problem.seqlen, : problem.seqlen_k]
     return seen
 
 
