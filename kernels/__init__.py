@@ -15,6 +15,8 @@ _MODULES = {
     "flash1": "flash1",
     "flash2": "flash2",
     "gemm": "gemm",
+    "softmax": "softmax",
+    "layernorm": "layernorm",
     "copy": "copy",
     "fill": "fill",
     "strided": "strided",
