@@ -27,6 +27,7 @@ windows too, and a statistic of a row takes a row of lanes.
 from __future__ import annotations
 
 import math
+
 import numpy as np
 
 from iosim.chip import Chip
@@ -65,7 +66,7 @@ WELFORD_OPS = (
 )
 OUTPUT_OPS = 3  # subtraction, product with rstd, and one fused with γ and β
 WARPS, VECTOR = 4, 4  # warps of a block and elements that a thread reads at once, PyTorch
-FIELDS = ("gamma", "beta", "mean", "rstd", "parameter_rows", "statistic_bytes")
+FIELDS = ("gamma", "beta", "mean", "rstd", "parameter_rows", "statistic_rows", "statistic_bytes")
 PAPER = "arXiv 1607.06450"
 
 
@@ -97,7 +98,7 @@ def layernorm(block, first, last, p, out, tensors):
                 scale_rows(tensors, tile, row0, col0, mean, squares, p)
     if last < steps:
         return n, False
-    size, high = p.statistic_bytes, boxed
+    size, high = p.statistic_bytes, min(p.tile_m, p.statistic_rows - row0)
     at = row0 * size
     n = store(out, n, MEAN, p.once, steps - 1, p.mean + at, high, size, size)
     n = store(out, n, RSTD, p.once, steps - 1, p.rstd + at, high, size, size)
@@ -182,6 +183,7 @@ def memory(problem: Rows, chip: Chip) -> tuple[tuple[Operand, ...], dict[str, in
     operands = zip(names, roles, where, sizes, strict=True)
     values = {name.lower(): address for name, address in zip(names, where, strict=True)}
     values["parameter_rows"] = gamma.rows
+    values["statistic_rows"] = statistic.rows  # fp32 pads to fewer rows than 16-bit types
     values["statistic_bytes"] = statistic.row_bytes
     return tuple(operand(*each) for each in operands), values
 
