@@ -13,9 +13,9 @@ from iosim.kernels import kernel_names, load_kernel
 from iosim.launch import Kernel
 from iosim.problem import Attention
 from iosim.profiles import load_profile, profile_names
-from iosim.study.sweep import How, Point, points, takes
+from iosim.study.sweep import How, Point, check, points, takes
 
-DEFAULT_KERNELS = ("standard", "flash1", "flash2")
+DEFAULT_KERNELS = ("standard", "flash1", "flash2", "flash3")
 GPU_ONLY = ("warps", "registers", "spills", "cluster")
 AXES = (*(name.removeprefix("--").replace("-", "_") for name, *_ in RUN_FLAGS), "causal")
 
@@ -42,8 +42,8 @@ def request_of(values: Values) -> Request:
     if not names:
         raise RequestError(f"--profile is missing (possible: {', '.join(profile_names())})")
     chips = tuple(load_profile(name) for name in names)
-    kernels = _kernels(values, chips)
     axes = {name: values.many(name) for name in AXES if name in values.given}
+    kernels, left_out = _kernels(values, chips, axes)
     _require_meaning(axes, kernels, chips)
     how = _how(values, chips)
     notes = [
@@ -51,19 +51,23 @@ def request_of(values: Values) -> Request:
         for name, chip in zip(names, chips, strict=True)
         if name in chip.aliases
     ]
-    left_out = [name for name in DEFAULT_KERNELS if name not in {k.name for k in kernels}]
-    if "kernel" not in values.given and left_out:
-        machines = " and ".join(sorted({f"a {chip.machine.upper()}" for chip in chips}))
-        notes.append(f"left out: {', '.join(left_out)} {_have(left_out)} no form for {machines}")
+    notes += [f"left out: {reason}" for reason in left_out]
     return Request(kernels=kernels, chips=_distinct(chips), axes=axes, how=how, notes=tuple(notes))
 
 
-def _kernels(values: Values, chips: Sequence[Chip]) -> tuple[Kernel, ...]:
-    """Those asked for, all of which must run on all chips; else the defaults that do."""
+def _kernels(
+    values: Values, chips: Sequence[Chip], axes: Mapping[str, tuple[Any, ...]]
+) -> tuple[tuple[Kernel, ...], list[str]]:
+    """Those asked for, all of which must run on all chips; else the defaults that do.
+
+    Also why each of the other defaults does not. The first of them is never left out for its sizes.
+    """
     names = values.many("kernel") or DEFAULT_KERNELS
     kernels = tuple(load_kernel(name) for name in names)
     if "kernel" not in values.given:
-        return tuple(k for k in kernels if all(c.machine in k.machines for c in chips))
+        reasons = [_unfit(kernel, chips, axes) for kernel in kernels[1:]]
+        others = (k for k, reason in zip(kernels[1:], reasons, strict=True) if reason is None)
+        return (kernels[0], *others), [reason for reason in reasons if reason]
     for chip in chips:
         without = [k.name for k in kernels if chip.machine not in k.machines]
         if without:
@@ -71,7 +75,21 @@ def _kernels(values: Values, chips: Sequence[Chip]) -> tuple[Kernel, ...]:
                 f"{', '.join(without)} {_have(without)} no form for {chip.name}, "
                 f"a {chip.machine.upper()}; leave it out, or see iosim kernels"
             )
-    return kernels
+    return kernels, []
+
+
+def _unfit(
+    kernel: Kernel, chips: Sequence[Chip], axes: Mapping[str, tuple[Any, ...]]
+) -> str | None:
+    """Why a kernel that nobody named cannot be run on all chips; None where it can."""
+    for chip in chips:
+        if chip.machine not in kernel.machines:
+            return f"{kernel.name} has no form for a {chip.machine.upper()}"
+        try:
+            check(points([kernel], [chip], axes))
+        except RequestError as error:
+            return f"{kernel.name} on {chip.name}: {error}"
+    return None
 
 
 def _require_meaning(

@@ -22,7 +22,7 @@ def story(results: Sequence[Result], cache: str) -> list[str]:
 
 
 def _sentence(result: Result, first: Result, cache: str) -> str:
-    parts = [_over_hbm(result, first, cache), _again(result), *_idle(result)]
+    parts = [_over_hbm(result, first, cache), _again(result), *_shared(result), *_idle(result)]
     limit = resource(result.limiter)
     parts.append(f"no faster than {seconds(result.floor_s)} ({limit})")
     return f"{result.kernel}: {'; '.join(part for part in parts if part)}"
@@ -69,6 +69,15 @@ def _again(result: Result) -> str:
     )
     size = " of what they hold" if unique and len(names) > 1 else " of what it holds"
     return f"most moved: {who}, {inside}{size if unique else ''} at the {core}s, {outside} at HBM"
+
+
+def _shared(result: Result) -> list[str]:
+    """Whether one answer of L2 serves several cores (multicast)."""
+    moved = result.traffic.l1_fill_bytes + result.traffic.l1_write_bytes
+    if result.traffic.l2_from_l1_bytes >= (1 - _SAME) * moved:
+        return []
+    asked = format_bytes(result.traffic.l2_from_l1_bytes)
+    return [f"L2 is asked for {asked} of {format_bytes(moved)}, the rest is multicast"]
 
 
 def _idle(result: Result) -> list[str]:
