@@ -217,10 +217,7 @@ def work(problem: Problem, schedule: Schedule) -> Work:
 
 
 def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
-    """What is written and, on a TPU, read. What a GPU's L1 still holds of γ, β, x is no arithmetic.
-
-    Exact where the statistics of a block begin at a sector or a block has one row.
-    """
+    """What is written and, on a TPU, read. What a GPU holds in L1 of γ, β, x is no arithmetic."""
     rows = require_rows(problem)
     if chip.grid is not None:
         return _grid_forms(rows, schedule, chip)

@@ -45,6 +45,18 @@ def test_launch_facts_agree_with_the_counters():
         assert launch.footprint.registers == pytest.approx(facts["registers"], rel=0.1), row.id
 
 
+def test_what_the_softmax_of_the_counters_moves_is_arithmetic():
+    chip = load_profile("h200")
+    for row in rows_of("naive-softmax"):
+        request = request_of(row, chip)
+        kernel = load_kernel(request.kernel)
+        full = complete(kernel, request.problem, chip, request.schedule)
+        forms = kernel.closed_forms(request.problem, full, chip)
+        names = ("l1_fill_bytes", "l1_write_bytes")
+        moved = {form.quantity: form.value for form in forms}
+        assert moved == {name: row.measured[name] for name in names}, row.id
+
+
 @pytest.mark.parametrize("family", ["naive-softmax", "layernorm"])
 def test_requests_use_the_launch_facts(family):
     chip = load_profile("h200")
