@@ -3,9 +3,9 @@
 `servers` has one row per core (how many blocks share it, when its port is free again, in cycles),
 then one row for what all share: when DRAM and the L2 partitions are free again.
 
-L1 is written through. Only stores to local memory leave their line there, as loads do: counters of
-kernels that spill show their stores at L2 and none of their loads. Additions (atomics) are done at
-the home of a line, which is fetched first where it is not in L2.
+L1 is written through, and a store leaves its sectors there as a load does: what a block has written
+it reads again without a fill (reports/h200-probes, `stored-then-read`; kernels that spill show the
+same). Additions (atomics) are done at the home of a line, fetched first where it is not in L2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from iosim.memory.l2 import (
     spot_of,
     write_sectors,
 )
-from iosim.ops import ATOMIC, L1_BYPASS, LOCAL, MULTICAST
+from iosim.ops import ATOMIC, L1_BYPASS, MULTICAST
 
 RESIDENT, PORT_FREE = range(2)  # row of a core: blocks that share it, when its port is free
 DRAM_FREE = 0  # last row; L2 partitions from column 1
@@ -184,7 +184,7 @@ def line_access(caches, op, line, mask, core, write, spot, tally, model):
         if op.kind == ATOMIC:
             read, dram = fetch_home(tags, line, mask, home, row, op.tensor, tally, model)
             dram += read
-        elif op.flags & LOCAL:
+        else:
             base = (core * model.l1_sets + line % model.l1_sets) * model.l1_ways
             access(l1, base, model.l1_ways, line, mask, False)
         dram += write_sectors(tags, line, mask, home, row, op.tensor, tally, model)
