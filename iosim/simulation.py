@@ -114,16 +114,16 @@ def complete(kernel: Kernel, problem: Problem, chip: Chip, schedule: Schedule) -
         warps=schedule.warps or default.warps,
         splits=schedule.splits or default.splits,
         cluster=schedule.cluster or default.cluster,
-        variant=_variant(kernel, schedule.variant),
+        variant=_variant(kernel, schedule.variant, default.variant),
     )
 
 
-def _variant(kernel: Kernel, asked: str) -> str:
-    """The variant that is meant: the kernel's first one where none is asked for."""
+def _variant(kernel: Kernel, asked: str, default: str) -> str:
+    """The variant that is meant: where none is asked for the default schedule's, else the first."""
     if asked and asked not in kernel.variants:
         known = f"; it has {', '.join(kernel.variants)}" if kernel.variants else ""
         raise RequestError(f"{kernel.name} has no variant {asked!r}{known}")
-    return asked or next(iter(kernel.variants), "")
+    return asked or default or next(iter(kernel.variants), "")
 
 
 def _run(

@@ -199,6 +199,8 @@ def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Clos
     heads = attention.batch * attention.heads
     row = Tensors.of(attention, chip).q.row_bytes
     rows, keys = visits(attention, schedule)
+    local_bytes = visited(attention, schedule) * footprint(attention, schedule, chip).local_bytes
+    spilled = " + visits · threads · spilled registers · 4" if local_bytes else ""
     return (
         ClosedForm(
             quantity="flops",
@@ -214,8 +216,8 @@ def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Clos
         ),
         ClosedForm(
             quantity="l1_write_bytes",
-            formula="heads · rows of all visits · (d · bytes + 8)",
-            value=heads * rows * (row + 2 * STATISTIC_BYTES),
+            formula=f"heads · (rows of all visits · (d · bytes + 8){spilled})",
+            value=heads * (rows * (row + 2 * STATISTIC_BYTES) + local_bytes),
             source=f"{PAPER}, algorithm 1, lines 12 and 13: O, l and m once per key tile",
         ),
     )

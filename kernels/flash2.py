@@ -48,7 +48,7 @@ from iosim.launch import ClosedForm, Footprint, Kernel, Launch
 from iosim.ops import L1_BYPASS, WINDOW
 from iosim.problem import Attention, Problem, Schedule, tiles
 from iosim.traffic import Work
-from iosim.units import round_up
+from iosim.units import SECTOR_BYTES, round_up
 
 Q, K, V, O, LSE, K_SCALE, V_SCALE, LOCAL = range(8)
 PAPER = "arXiv 2307.08691"
@@ -236,7 +236,7 @@ def _cache_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Cl
     key_bytes = tensors.k.row_bytes + STATISTIC_BYTES * problem.scaled
     local_bytes = footprint(problem, schedule, chip).local_bytes
     spilled = " + visited tiles · threads · spilled registers · 4" if local_bytes else ""
-    written = problem.seqlen * (tensors.q.row_bytes + STATISTIC_BYTES)
+    written = problem.seqlen * tensors.q.row_bytes * heads + lse_sectors(problem, schedule)
     return (
         ClosedForm(
             quantity="l1_fill_bytes",
@@ -246,11 +246,21 @@ def _cache_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Cl
         ),
         ClosedForm(
             quantity="l1_write_bytes",
-            formula=f"heads · (N · (d · bytes + 4){spilled})",
-            value=heads * (written + visited(problem, schedule) * local_bytes),
+            formula=f"heads · (N · (d · bytes + 4){spilled}), in sectors",
+            value=written + heads * visited(problem, schedule) * local_bytes,
             source=f"{PAPER}, algorithm 1: O and the log-sum-exp once",
         ),
     )
+
+
+def lse_sectors(problem: Attention, schedule: Schedule) -> int:
+    """Bytes of the sectors that all blocks write of the log-sum-exp, each block its own."""
+    m = schedule.tile[0]
+    row0 = np.arange(0, problem.seqlen, m, dtype=np.int64)
+    top = np.arange(problem.batch * problem.heads, dtype=np.int64)[:, None] * problem.seqlen
+    start = (top + row0) * STATISTIC_BYTES
+    last = (top + np.minimum(row0 + m, problem.seqlen)) * STATISTIC_BYTES - 1
+    return int((last // SECTOR_BYTES - start // SECTOR_BYTES + 1).sum()) * SECTOR_BYTES
 
 
 def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:

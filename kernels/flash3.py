@@ -70,7 +70,6 @@ from iosim.kernels.flash3_sizes import (
 from iosim.kernels.masks import key_tiles
 from iosim.launch import Kernel, Launch
 from iosim.ops import L1_BYPASS
-from iosim.ops import LOCAL as LOCAL_MEMORY
 from iosim.problem import Attention, Problem, Schedule
 
 Q, K, V, O, LSE, K_SCALE, V_SCALE, LOCAL = range(8)
@@ -169,18 +168,6 @@ def turns(out, n, step, again, kv, tile, block, p):
     return n
 
 
-@inline
-def spilled(out, n, step, p):
-    """What consumers spill at a step. Reloads hit L1, and move nothing.
-
-    The first ones are left out: loads run ahead here, and these would be there before the stores.
-    """
-    if step < p.buffers and p.spill_bytes > 0:
-        size = p.spill_bytes
-        return store(out, n, LOCAL, LOCAL_MEMORY, step, p.local, 1, size, size)
-    return spill(out, n, LOCAL, step, p.local, p.spill_bytes)
-
-
 @block_program
 def flash3(block, first, last, params, out, tensors):
     """Steps [first, last) of a block; a step is one key tile of one of its work tiles."""
@@ -216,7 +203,7 @@ def flash3(block, first, last, params, out, tensors):
                     n = load_keys(out, n, V, step, p.v, kv, tile, block, p)
                     for consumer in range(1, p.consumers + 1):
                         n = output(out, n, step, consumer, 0, p)
-                n = spilled(out, n, step, p)
+                n = spill(out, n, LOCAL, step, p.local, p.spill_bytes)
                 if tensors is not None:
                     key0 = tile * p.tile_n
                     keys = min(p.tile_n, p.seqlen_k - key0)

@@ -40,6 +40,22 @@ def key_spans(problem: Attention, m: int, n: int) -> tuple[NDArray[np.int64], ND
     return np.where(seen, first // n, 0), np.where(seen, -(-last // n), 0)
 
 
+def query_spans(problem: Attention, m: int, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and past-the-last query tile that sees each key tile: `query_tiles` of them all."""
+    key0 = np.arange(0, problem.seqlen_k, n, dtype=np.int64)
+    low = np.zeros_like(key0)
+    high = np.full_like(key0, problem.seqlen - 1)
+    offset, window = problem.diagonal, problem.window
+    if problem.causal or window:
+        reach = 0 if problem.causal else window - 1
+        low = np.maximum(low, key0 - offset - reach)
+    if window:
+        last_key = np.minimum(key0 + n, problem.seqlen_k) - 1
+        high = np.minimum(high, last_key - offset + window - 1)
+    seen = low <= high
+    return np.where(seen, low // m, 0), np.where(seen, high // m + 1, 0)
+
+
 def visited(problem: Attention, schedule: Schedule) -> int:
     """(query tile, key tile) pairs that one head visits."""
     first, end = key_spans(problem, *schedule.tile[:2])

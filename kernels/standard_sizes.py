@@ -79,8 +79,11 @@ def output_footprint(problem: Attention, schedule: Schedule, chip: Chip) -> Foot
 
 
 def _gpu_footprint(shared: int, values: int, schedule: Schedule, chip: Chip) -> Footprint:
+    taken = registers_of(values, schedule, chip)
     return Footprint(
-        shared_bytes=schedule.shared_bytes or shared, **registers_of(values, schedule, chip)
+        shared_bytes=schedule.shared_bytes or shared,
+        registers=taken["registers"],
+        threads=taken["threads"],
     )
 
 

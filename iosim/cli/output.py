@@ -83,7 +83,7 @@ def warn_if_cold(machines: Iterable[str], kernels: Iterable[str]) -> None:
     from iosim.jit import is_cold
 
     engines = [name for m in machines for name in _ENGINES[m] if is_cold(name)]
-    missing = [name for name in kernels if is_cold(name)]
+    missing = [name for name in kernels if is_cold(name.replace("-", "_"))]
     seconds = sum(_ENGINE_SECONDS[name] for name in engines) + _KERNEL_SECONDS * len(missing)
     if seconds >= _WORTH_A_LINE_SECONDS:
         what = "the simulator" if engines else ", ".join(missing)

@@ -40,7 +40,7 @@ from iosim.engine.slots import (
 )
 from iosim.jit import inline, jit
 from iosim.memory.hierarchy import RESIDENT, load_box, store_box
-from iosim.ops import ASYNC, BARRIER, EXP, LOAD, MATRIX
+from iosim.ops import ASYNC, BARRIER, EXP, LOAD, LOCAL, MATRIX
 
 # what `advance` returns besides the slot
 IDLE, REFILL, DONE = range(3)
@@ -55,11 +55,20 @@ def may_load(slot, op, blocks_i, model):
 
 
 @inline
+def runs_ahead(op):
+    """Whether the load agent issues this operation: loads, but for those of local memory.
+
+    A spilled register is loaded where the program needs it, by the compute agent.
+    """
+    return op.kind == LOAD and not op.flags & LOCAL
+
+
+@inline
 def next_load(slot, ops, blocks_i):
     """Moves the load agent to the next load of the buffer; False where there is none."""
     at = blocks_i[slot, LOADED]
     count = blocks_i[slot, COUNT]
-    while at < count and ops[slot, at].kind != LOAD:
+    while at < count and not runs_ahead(ops[slot, at]):
         at += 1
     blocks_i[slot, LOADED] = at
     return at < count
@@ -114,7 +123,7 @@ def ends_step(slot, at, ops, blocks_i):
     """Whether the operation at `at` is the last one of its step besides loads."""
     step = ops[slot, at].step
     after = at + 1
-    while after < blocks_i[slot, COUNT] and ops[slot, after].kind == LOAD:
+    while after < blocks_i[slot, COUNT] and runs_ahead(ops[slot, after]):
         after += 1
     return after == blocks_i[slot, COUNT] or ops[slot, after].step != step
 
@@ -126,7 +135,7 @@ def do_compute(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
     slot = agent >> 1
     now = blocks_f[slot, COMPUTE_KEY]
     at = blocks_i[slot, COMPUTED]
-    while at < blocks_i[slot, COUNT] and ops[slot, at].kind == LOAD:
+    while at < blocks_i[slot, COUNT] and runs_ahead(ops[slot, at]):
         if blocks_i[slot, LOADED] <= at:
             blocks_i[slot, COMPUTED] = at
             blocks_i[slot, BLOCKED] |= COMPUTE_AT_LOAD
@@ -162,6 +171,8 @@ def do_compute(heap, blocks_f, blocks_i, ops, caches, servers, tally, model):
             at = after
         cycles *= servers[core, RESIDENT] * blocks_f[slot, SPEED]
         end = now + max(0.0, cycles + draw(slot, blocks_i) * math.sqrt(model.jitter * cycles))
+    elif op.kind == LOAD:
+        end = load_box(caches, op, core, now, servers, tally, model)
     else:
         end = store_box(caches, op, core, now, servers, tally, model)
     blocks_f[slot, TIME] = end

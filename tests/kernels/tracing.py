@@ -26,7 +26,7 @@ from iosim.chip import Chip
 from iosim.kernels import load_kernel, reference
 from iosim.launch import Launch
 from iosim.memory.layout import matrix
-from iosim.ops import LOAD, MATRIX, MULTICAST, OP_DTYPE, STORE, WINDOW
+from iosim.ops import ATOMIC, LOAD, MATRIX, MULTICAST, OP_DTYPE, STORE, WINDOW
 from iosim.problem import Attention, Problem, Schedule
 from iosim.profiles import load_profile
 from iosim.units import dtype_bytes
@@ -167,6 +167,7 @@ def check_operand(index, operand, tracked, ops, chip, likely) -> None:
     lies = (tracked.shape, strides, itemsize, operand.address)
     everything = touched_bytes(set(range(tracked.size)), *lies)
     mine = ops[ops["tensor"] == index]
+    added = check_additions(operand, mine, tracked, lies)
     for kind, ids in ((LOAD, tracked.read), (STORE, tracked.written)):
         touched = touched_bytes(ids, *lies)
         boxes = mine[mine["kind"] == kind]
@@ -176,12 +177,23 @@ def check_operand(index, operand, tracked, ops, chip, likely) -> None:
         assert inside.all(), f"{who}: an operation reaches outside the operand"
         if chip.grid is not None:
             reported = np.intersect1d(reported, everything)  # the rest is padding
-        missing = np.setdiff1d(touched, reported)
+        missing = np.setdiff1d(touched, np.union1d(reported, added))
         assert not missing.size, f"{who} but not reported: {missing.size} bytes"
         surplus = np.setdiff1d(reported, touched)
         if chip.grid is not None and kind == LOAD:
             surplus = np.setdiff1d(surplus, reported_bytes(idle_loads(mine_with(ops, index))))
         assert not surplus.size, f"{who}: {surplus.size} bytes reported but not touched"
+
+
+def check_additions(operand, mine, tracked, lies) -> np.ndarray:
+    """The bytes that one block adds to: it reads and writes them, and reports them only as that."""
+    added = reported_bytes(mine[mine["kind"] == ATOMIC])
+    for ids, how in ((tracked.read, "read"), (tracked.written, "written")):
+        surplus = np.setdiff1d(added, touched_bytes(ids, *lies))
+        assert not surplus.size, f"{operand.name}: {surplus.size} bytes added to but not {how}"
+    twice = np.intersect1d(added, reported_bytes(mine[np.isin(mine["kind"], (LOAD, STORE))]))
+    assert not twice.size, f"{operand.name}: {twice.size} bytes added to and moved besides"
+    return added
 
 
 def mine_with(ops, index: int):
