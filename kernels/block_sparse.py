@@ -271,7 +271,7 @@ def _cache_forms(problem: BlockSparse, schedule: Schedule, chip: Chip) -> tuple[
     sectors = list_sectors(lists, chip.limits.threads_per_warp)
     local_bytes = footprint(problem, schedule, chip).local_bytes
     spilled = " + visited tiles · threads · spilled registers · 4" if local_bytes else ""
-    written = problem.seqlen * (row_bytes + STATISTIC_BYTES)
+    written = heads * problem.seqlen * row_bytes + flash2.lse_sectors(problem, schedule)
     return (
         ClosedForm(
             quantity="l1_fill_bytes",
@@ -281,8 +281,8 @@ def _cache_forms(problem: BlockSparse, schedule: Schedule, chip: Chip) -> tuple[
         ),
         ClosedForm(
             quantity="l1_write_bytes",
-            formula=f"heads · (N · (d · bytes + 4){spilled})",
-            value=heads * (written + lists.indices.size * local_bytes),
+            formula=f"heads · (N · (d · bytes + 4){spilled}), in sectors",
+            value=written + heads * lists.indices.size * local_bytes,
             source=f"{flash2.PAPER}, algorithm 1: O and the log-sum-exp once",
         ),
     )
