@@ -21,6 +21,8 @@ _MODULES = {
     "mla-decode": "mla_decode",
     "block-sparse": "block_sparse",
     "gemm": "gemm",
+    "softmax": "softmax",
+    "layernorm": "layernorm",
     "copy": "copy",
     "fill": "fill",
     "strided": "strided",

@@ -15,6 +15,8 @@ from iosim.problem_variants import BlockSparse
 
 Array = NDArray[np.float64]
 
+LAYERNORM_EPS = 1e-5  # what PyTorch adds to the variance unless told otherwise
+
 
 def mask(problem: Attention) -> NDArray[np.bool_]:
     """[seqlen, seqlen_k], true where a row sees a key."""
@@ -50,6 +52,18 @@ def softmax(logits: Array) -> tuple[Array, Array]:
     empty = total == 0
     lse = np.where(empty, -np.inf, peak + np.log(np.where(empty, 1.0, total)))
     return weights / np.where(empty, 1.0, total), lse[..., 0]
+
+
+def layernorm(
+    x: Array, gamma: Array, beta: Array, eps: float = LAYERNORM_EPS
+) -> tuple[Array, Array, Array]:
+    """(x - mean) / √(variance + eps) · gamma + beta of each row, the means, and 1 / √(…).
+
+    The variance is the biased one, over the last axis.
+    """
+    mean = x.mean(axis=-1, keepdims=True)
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(axis=-1, keepdims=True) + eps)
+    return (x - mean) * rstd * gamma + beta, mean, rstd
 
 
 def attention(q: Array, k: Array, v: Array, problem: Attention) -> tuple[Array, Array]:

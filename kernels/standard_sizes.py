@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from iosim.chip import Chip
 from iosim.kernels.attention import (
     MASK_OPS,
@@ -14,8 +16,9 @@ from iosim.kernels.attention import (
     spilled_bytes,
     window_choices,
 )
+from iosim.kernels.row_blocks import kept, row_cut
 from iosim.kernels.streams import tile_sectors
-from iosim.launch import ClosedForm, Footprint
+from iosim.launch import ClosedForm, Footprint, why_not
 from iosim.memory.layout import Matrix
 from iosim.memory.layout import matrix as laid_out
 from iosim.problem import Attention, Problem, Schedule, tiles
@@ -24,10 +27,6 @@ from iosim.units import SECTOR_BYTES, dtype_bytes, round_up
 
 PAPER = "arXiv 2205.14135"
 ROW_OPS = 4  # vector operations per score of the softmax: maximum, subtraction, sum, division
-WARP_ROW = 2048  # the longest row that one warp takes (PyTorch, PersistentSoftmax.cuh)
-WARP_ROWS = 4  # rows of such a block
-BLOCK_WARPS = 32  # a block that takes one longer row
-BLOCK_ROW = 16384  # the longest row that such a block keeps in registers, else in shared memory
 
 
 def default_schedule(problem: Problem, chip: Chip) -> Schedule:
@@ -88,11 +87,7 @@ def _gpu_footprint(shared: int, values: int, schedule: Schedule, chip: Chip) -> 
 
 
 def softmax_cut(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[int, int, Footprint]:
-    """(rows of a softmax block, how often it reads them, its footprint).
-
-    Registers of a GPU's block: the row, and what Nsight Compute shows beside it (16 for a warp's
-    row of 1024 and 2048 keys, 26 to 29 for a block's row of 4096 and 8192).
-    """
+    """(rows of a softmax block, how often it reads them, its footprint); see row_blocks.py."""
     lies = score_matrix(problem, chip)
     keys = problem.seqlen_k
     if chip.grid is not None:
@@ -110,17 +105,11 @@ def softmax_cut(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[int
                 temporary_bytes=spilled_bytes(rows * values_bytes // STATISTIC_BYTES, chip),
             ),
         )
-    assert chip.limits is not None
-    warp = chip.limits.threads_per_warp
-    if keys <= WARP_ROW:
-        threads = WARP_ROWS * warp
-        return WARP_ROWS, 1, Footprint(registers=keys // warp + 16, threads=threads)
-    threads = BLOCK_WARPS * warp
-    if keys <= BLOCK_ROW:
-        return 1, 1, Footprint(registers=keys // threads + 28, threads=threads)
-    fits = lies.row_bytes <= chip.limits.shared_per_block_bytes
-    shared = lies.row_bytes if fits else 0
-    return 1, 1 if fits else 3, Footprint(shared_bytes=shared, registers=32, threads=threads)
+    rows, warps = row_cut(keys)
+    block = kept(rows, keys, warps, dtype_bytes(problem.dtype), chip)
+    if why_not(block, chip):
+        return rows, 3, replace(block, shared_bytes=0)
+    return rows, 1, block
 
 
 def score_ops(problem: Attention) -> int:

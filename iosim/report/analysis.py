@@ -92,6 +92,7 @@ def _add_fit(add: Add, results: Sequence[Result]) -> None:
     memory = "VMEM of a step" if chip.grid else "shared memory of a block"
     add("fits", lambda r: Cell("yes", "good") if r.fits else Cell("no", "bad"))
     add("tile", lambda r: tile_text(r.schedule.tile))
+    add("variant", lambda r: r.schedule.variant or EMPTY)
     add("order of blocks", _order)
     if chip.limits:
         add("stages, warps", lambda r: f"{r.schedule.stages}, {r.schedule.warps or _warps(r)}")

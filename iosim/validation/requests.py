@@ -12,12 +12,14 @@ from typing import Any
 from iosim.chip import Chip
 from iosim.counters.table import CounterRow
 from iosim.errors import RequestError
-from iosim.problem import Attention, Gemm, Problem, Schedule, Stream
+from iosim.problem import Attention, Gemm, Problem, Rows, Schedule, Stream
 from iosim.profiles import load_profile
+from iosim.units import ceil_div
 
 _MIB_OF_FP16 = 1024**2 // 2
 _THREADS_PER_WARP = 32
 _RESERVE_BYTES = 1024
+_LAYERNORM_VECTOR = 4  # elements that a thread of PyTorch's layernorm reads at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,20 @@ def _gemm(p: dict[str, Any], row: dict[str, Any]) -> Request:
     return Request(kernel="gemm", problem=problem, schedule=_launched(row, schedule))
 
 
+def _softmax(p: dict[str, Any], row: dict[str, Any]) -> Request:
+    problem = Rows(rows=p["B"] * p["H"] * p["N"], cols=p["N"])
+    tile = (ceil_div(problem.rows, row["grid"]), problem.cols)
+    schedule = Schedule(tile=tile, stages=1, variant="one-pass")
+    return Request(kernel="softmax", problem=problem, schedule=_launched(row, schedule))
+
+
+def _layernorm(p: dict[str, Any], row: dict[str, Any]) -> Request:
+    problem = Rows(rows=p["R"], cols=p["C"])
+    tile = (ceil_div(problem.rows, row["grid"]), row["block"] * _LAYERNORM_VECTOR)
+    schedule = Schedule(tile=tile, stages=1, variant="two-reads")
+    return Request(kernel="layernorm", problem=problem, schedule=_launched(row, schedule))
+
+
 def _stream(kernel: str) -> Callable[[dict[str, Any], dict[str, Any]], Request]:
     def make(p: dict[str, Any], row: dict[str, Any]) -> Request:
         elements = p["n"] if "n" in p else p["mb"] * _MIB_OF_FP16
@@ -155,6 +171,8 @@ _FAMILIES = {
     "fa1": _fa1,
     "decode": _decode,
     "gemm": _gemm,
+    "naive-softmax": _softmax,
+    "layernorm": _layernorm,
     "copy": _stream("copy"),
     "copy-odd": _stream("copy"),
     "fill": _stream("fill"),
