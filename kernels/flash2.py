@@ -36,7 +36,14 @@ from iosim.kernels.attention import (
     spilled_bytes,
     window_choices,
 )
-from iosim.kernels.masks import block_of, key_spans, key_tiles, keys_loaded, visited
+from iosim.kernels.masks import (
+    block_of,
+    key_spans,
+    key_tiles,
+    keys_loaded,
+    rows_fetched,
+    visited,
+)
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch
 from iosim.ops import L1_BYPASS, WINDOW
 from iosim.problem import Attention, Problem, Schedule, tiles
@@ -282,8 +289,7 @@ def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Clo
 def window_rows(problem: Attention, schedule: Schedule, chip: Chip) -> int:
     """Rows of the K windows that a grid fetches: those whose index is not that of the step before.
 
-    A block begins at its first visible key tile, visits the others, and goes back to the first
-    where the mask skips steps at its end. Each core begins with no window.
+    Blocks follow each other in the order of the schedule.
     """
     n = schedule.tile[1]
     most = Tensors.of(problem, chip).k.rows
@@ -292,16 +298,8 @@ def window_rows(problem: Attention, schedule: Schedule, chip: Chip) -> int:
     block = np.arange(heads * first.size)
     query = block // heads if schedule.order == "head" else block % first.size
     kv = (block % heads if schedule.order == "head" else block // first.size) // problem.group
-    first, end = first[query], end[query]
-    skips = end < tiles(problem.seqlen_k, n)
-    last = np.where(skips, first, end - 1)
-    top = np.minimum((first + 1) * n, most)  # where the first window ends
-    fresh = np.ones(block.size, dtype=np.bool_)
-    fresh[1:] = (first[1:] != last[:-1]) | (kv[1:] != kv[:-1])
-    fresh[[share[0] for share in np.array_split(block, chip.cores_used) if share.size]] = True
-    fetches = fresh + (skips & (end - first > 1))
-    others = np.maximum(np.minimum(end * n, most) - top, 0)
-    return int((fetches * (top - first * n) + others).sum())
+    steps, cores = tiles(problem.seqlen_k, n), chip.cores_used
+    return rows_fetched(first[query], end[query], kv, (n, most), steps, cores)
 
 
 KERNEL = Kernel(

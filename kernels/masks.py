@@ -69,6 +69,33 @@ def keys_loaded(problem: Attention, schedule: Schedule) -> int:
     return int((np.minimum(end * n, problem.seqlen_k) - first * n).sum())
 
 
+def rows_fetched(
+    first: NDArray[np.int64],
+    end: NDArray[np.int64],
+    matrix: NDArray[np.int64],
+    rows: tuple[int, int],
+    steps: int,
+    cores: int,
+) -> int:
+    """Rows of the key windows that the blocks of a grid fetch: those that the step before had not.
+
+    Block i sees the tiles [first, end) of `matrix` and takes `steps` steps: it begins at its first
+    tile, visits the others, and goes back to the first where it skips steps at its end. `rows` are
+    those of a tile and of a whole matrix. Each of the cores begins with no window.
+    """
+    n, most = rows
+    skips = end < steps
+    last = np.where(skips, first, end - 1)
+    top = np.minimum((first + 1) * n, most)  # where the first window ends
+    fresh = np.ones(first.size, dtype=np.bool_)
+    fresh[1:] = (first[1:] != last[:-1]) | (matrix[1:] != matrix[:-1])
+    shares = np.array_split(np.arange(first.size), cores)
+    fresh[[share[0] for share in shares if share.size]] = True
+    fetches = fresh + (skips & (end - first > 1))
+    others = np.maximum(np.minimum(end * n, most) - top, 0)
+    return int((fetches * (top - first * n) + others).sum())
+
+
 @inline
 def visible_keys(row, p):
     """First and past-the-last key that a row sees; equal where it is fully masked."""

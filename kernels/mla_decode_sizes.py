@@ -22,13 +22,15 @@ from iosim.kernels.attention import (
 )
 from iosim.kernels.combine import combine_bytes, scratch
 from iosim.kernels.flash_decode_sizes import Memory
-from iosim.kernels.masks import seen
+from iosim.kernels.masks import rows_fetched, seen
 from iosim.kernels.packed import (
     Packed,
     default_splits,
+    key_chunk,
     keys_of_tiles,
     partial_sizes,
     row_tile,
+    row_tile_spans,
     statistic_sectors,
     visited_tiles,
 )
@@ -205,14 +207,25 @@ def _cache_forms(problem: LatentDecode, schedule: Schedule, chip: Chip) -> tuple
 
 
 def _grid_forms(problem: LatentDecode, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
-    o, m = output_of(problem, chip), schedule.tile[0]
+    o, q, k = output_of(problem, chip), Packed.of(problem, chip).q, Tensors.of(problem, chip).k
+    m, n = schedule.tile[:2]
     starts = np.arange(0, problem.heads * problem.seqlen, m)
     rows = int(np.minimum(m, o.rows - starts).sum())
-    return (
-        ClosedForm(
-            quantity="vmem_drain_bytes",
-            formula="heads · N · padded row bytes of O",
-            value=o.count * rows * o.row_bytes,
-            source=f"{PAPER}: O once",
-        ),
+    first, end = row_tile_spans(problem, m, n)
+    block = np.arange(problem.batch * first.size)
+    tile, sequence = block % first.size, block // first.size
+    steps, cores = key_chunk(problem, schedule), chip.cores_used
+    tokens = rows_fetched(first[tile], end[tile], sequence, (n, k.rows), steps, cores)
+    filled = ClosedForm(
+        quantity="vmem_fill_bytes",
+        formula="(batch · heads · N + rows of windows of tokens whose index changes) · padded row",
+        value=q.count * rows * q.row_bytes + tokens * k.row_bytes,
+        source=f"{PAPER}: a token once per tile of packed rows, key and value at once",
     )
+    drained = ClosedForm(
+        quantity="vmem_drain_bytes",
+        formula="batch · heads · N · padded row bytes of O",
+        value=o.count * rows * o.row_bytes,
+        source=f"{PAPER}: O once",
+    )
+    return (drained,) if problem.scaled else (filled, drained)  # scales are padded in their own way

@@ -202,7 +202,7 @@ def test_reports_what_it_touches_on_a_tpu(trace, harness, profile, differs):
 SHAPES = {
     "whole blocks": {},
     "causal": {"causal": True, "density": 0.6},
-    "ragged": {"seqlen": 200, "seqlen_k": 328},
+    "ragged": {"seqlen": 203, "seqlen_k": 331},
     "ragged causal": {"seqlen": 328, "seqlen_k": 200, "causal": True, "density": 0.8},
     "window": {"window": 70, "seqlen": 328, "seqlen_k": 328, "density": 1.0},
     "long lists": {"seqlen": 64, "seqlen_k": 9000, "density": 0.9},

@@ -179,6 +179,18 @@ def test_a_token_costs_1152_bytes_whatever_the_heads():
         assert launch.work.flops == 2 * 3 * 1000 * (576 + 512) * heads
 
 
+def test_the_cache_is_57_times_smaller_than_keys_and_values_of_all_heads():
+    """K and V of 128 heads of 128 are 32,768 elements of a token, a latent row is 576."""
+    dense = Attention(heads=128, seqlen=1, seqlen_k=1024, head_dim=128, dtype="bf16")
+    (other,) = load_kernel("flash2").launches(dense, Schedule(tile=(16, 64), stages=2), GPU)
+    mine = planned(LatentDecode(seqlen_k=1024, dtype="bf16"), Schedule(tile=(64, 64)))[0]
+    need = {o.name: o.unique_bytes for o in (*other.operands, *mine.operands)}
+    assert 9 * (need["K"] + need["V"]) == 9 * 1024 * 65_536 == 512 * need["KV"]
+    # flops of a byte of the cache: 2 · (576 + 512) · 128 / 1152, for heads of their own 1
+    assert mine.work.flops / need["KV"] == pytest.approx(241.8, abs=0.05)
+    assert other.work.flops / (need["K"] + need["V"]) == 1
+
+
 def test_a_tile_of_the_cache_is_73728_bytes():
     problem = LatentDecode(dtype="bf16")
     one, two = (
