@@ -134,7 +134,8 @@ def footprint(problem: Problem, schedule: Schedule, chip: Chip) -> Footprint:
 
     Shared memory is Q + stages × (K + V), what Triton 3.6 takes for tiles of 64 rows and more;
     where it has no warp-group product (32 rows) it keeps one stage fewer and P instead:
-    Q + (stages - 1) × (K + V) + P. Registers: fp32 accumulator and scores, 16-bit probabilities.
+    Q + (stages - 1) × (K + V) + P. Registers: fp32 accumulator and scores, 16-bit probabilities,
+    which can take the place of the scores where there is no room for both.
 
     VMEM is two of each window, fp32 m, l and O, and the vector registers that the compiler spills:
     one fp32 score tile per inner step, for these are unrolled. libtpu 0.0.42.1 refuses the same
@@ -154,12 +155,13 @@ def footprint(problem: Problem, schedule: Schedule, chip: Chip) -> Footprint:
             scratch_bytes=m * (2 * lanes + width) * STATISTIC_BYTES,
             temporary_bytes=spilled_bytes(m * n, chip),
         )
-    values = m * attention.head_dim + m * n + m * n // 2
+    fewest = m * attention.head_dim + m * n
+    values = fewest + m * n // 2
     if not from_shared(m, attention.dtype, chip):
         values += m * attention.head_dim // 2  # Q, two 16-bit values in a register
     return Footprint(
         shared_bytes=schedule.shared_bytes or q_bytes + max(1, schedule.stages) * kv_bytes,
-        **registers_of(values, schedule, chip),
+        **registers_of(values, schedule, chip, fewest),
     )
 
 

@@ -46,6 +46,7 @@ def kernel_lines(kernel: Kernel) -> list[str]:
         f"{kernel.name}: {kernel.summary}",
         f"computes {_problem(kernel)}, on {machines}",
         f"loops: {kernel.loops}",
+        *([f"variants: {', '.join(kernel.variants)}"] if kernel.variants else []),
         *(f"source: {source}" for source in kernel.sources),
     ]
 
