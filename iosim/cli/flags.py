@@ -212,7 +212,7 @@ RUN_FLAGS: tuple[tuple[str, Parse, str, str, str], ...] = (
     ("--window", whole, "W", "Attention", "Keys that a row sees, up to the diagonal (all)."),
     ("--kv-dtype", choice(*SCALED_DTYPES), "TYPE", "Attention",
      f"K and V stored with scales: {', '.join(SCALED_DTYPES)} (as --dtype, without)."),
-    ("--splits", count, "N", "Decoding", "Parts that a head's keys are cut into (the kernel's own)."),
+    ("--splits", count, "N", "Decoding", "Parts of a head's keys (the kernel's own)."),
     ("--page-size", count, "N", "Decoding", "paged-decode: keys of a page (16)."),
     ("--latent-dim", count, "N", "Decoding", "mla-decode: elements of a value (512)."),
     ("--mask-block", count, "N", "Block-sparse", "Rows and keys of a block of the mask (128)."),
