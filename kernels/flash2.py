@@ -253,12 +253,20 @@ def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Clo
     q = tensors.q
     m = schedule.tile[0]
     q_rows = q.count * min(tiles(problem.seqlen, m) * m, q.rows)
-    k_rows = window_rows(problem, schedule, chip)
-    forms = (
+    fill = q_rows * q.row_bytes
+    fill += 2 * window_rows(problem, schedule, chip, tensors.k.rows) * tensors.k.row_bytes
+    scales = ""
+    if problem.scaled:
+        numbers = tensors.scale.row_bytes // STATISTIC_BYTES  # of a row, padded
+        height = tensors.scale.rows * STATISTIC_BYTES
+        fill += 2 * window_rows(problem, schedule, chip, numbers) * height
+        scales = ", and one padded fp32 scale for each of them"
+    return (
         ClosedForm(
             quantity="vmem_fill_bytes",
-            formula="(heads · N + 2 · rows of key windows whose index changes) · padded row bytes",
-            value=q_rows * q.row_bytes + 2 * k_rows * tensors.k.row_bytes,
+            formula="(heads · N + 2 · rows of key windows whose index changes) · padded row bytes"
+            + scales,
+            value=fill,
             source=f"{PALLAS}: a skipped step points at the first visible key window",
         ),
         ClosedForm(
@@ -268,17 +276,16 @@ def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Clo
             source=f"{PALLAS}: O once",
         ),
     )
-    return forms[1:] if problem.scaled else forms  # windows of scales are padded in their own way
 
 
-def window_rows(problem: Attention, schedule: Schedule, chip: Chip) -> int:
+def window_rows(problem: Attention, schedule: Schedule, chip: Chip, most: int) -> int:
     """Rows of the K windows that a grid fetches: those whose index is not that of the step before.
 
-    A block begins at its first visible key tile, visits the others, and goes back to the first
-    where the mask skips steps at its end. Each core begins with no window.
+    `most` are the rows of one head, padded: the last window ends there. A block begins at its first
+    visible key tile, visits the others, and goes back to the first where the mask skips steps at
+    its end. Each core begins with no window.
     """
     n = schedule.tile[1]
-    most = Tensors.of(problem, chip).k.rows
     first, end = key_spans(problem, schedule.tile[0], n)
     heads = problem.batch * problem.heads
     block = np.arange(heads * first.size)

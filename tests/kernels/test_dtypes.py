@@ -10,6 +10,7 @@ one element of O let
 A kernel that is added here names its own bound: a function of `Parts`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from iosim.kernels import load_kernel, reference
 from iosim.kernels.rounding import FORMATS, rounded, unit_roundoff
-from iosim.problem import Schedule, tiles
+from iosim.problem import Attention, Schedule, tiles
 from iosim.profiles import load_profile
 
 FLOAT64 = 1e-12  # of A: what float64 itself is off by, sums of a few dozen terms
@@ -101,8 +102,7 @@ def parts_of(arrays, problem, schedule, dtype):
 
 def with_dtype(problem, dtype):
     """The same problem in another dtype."""
-    fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
-    return type(problem)(**{**fields, "dtype": dtype, "kv_dtype": ""})
+    return dataclasses.replace(problem, dtype=dtype, kv_dtype="")
 
 
 def run(harness, kernel, problem, schedule, chip, scale=1.0):
@@ -141,7 +141,7 @@ def test_rounding_stays_within_its_bound(harness, kernel, dtype, data, tile, sca
 @pytest.mark.parametrize("kernel", sorted({"flash2", "standard"} & BOUNDS.keys()))
 def test_rounding_stays_within_its_bound_on_a_grid(harness, kernel):
     chip = load_profile("tpu-v5e")
-    problem = harness.Attention(
+    problem = Attention(
         heads=2, kv_heads=1, seqlen=40, seqlen_k=300, head_dim=16, causal=True, dtype="bf16"
     )
     schedule = Schedule(tile=(16, 128))
@@ -154,7 +154,7 @@ def test_rounding_stays_within_its_bound_on_a_grid(harness, kernel):
 def test_the_bounds_can_fail(harness, kernel):
     """What bf16 rounds away is too much for fp16, and fp16 is not exact."""
     chip, schedule = load_profile("h200"), Schedule(tile=(16, 8), warps=4)
-    shape = harness.Attention(heads=2, seqlen=24, head_dim=8)
+    shape = Attention(heads=2, seqlen=24, head_dim=8)
     coarse = run(harness, kernel, with_dtype(shape, "bf16"), schedule, chip)
     assert excess(kernel, coarse, shape, schedule, "bf16") <= 0
     assert excess(kernel, coarse, shape, schedule, "fp16") > 0
