@@ -13,6 +13,7 @@ from iosim.units import DTYPE_BYTES, SCALED_DTYPES, ceil_div, dtype_bytes
 ALIGNMENTS = ("bottom-right", "top-left")
 ORDERS = ("query", "head")
 MODES = ("private", "shared")
+MOST_SPILLS = 1 << 17  # 512 KB of local memory a thread (CUDA C++ Programming Guide, limits)
 
 
 def _require_positive(record: object, *names: str) -> None:
@@ -235,6 +236,8 @@ class Schedule:
             if (getattr(self, name) or 0) < 0:
                 raise RequestError(f"{name} must not be negative")
         _require_positive(self, "group")
+        if (self.spills or 0) > MOST_SPILLS:
+            raise RequestError(f"spills must be at most {MOST_SPILLS:,}, not {self.spills}")
         if self.stages > 8:
             raise RequestError(f"stages must be at most 8, not {self.stages}")
 

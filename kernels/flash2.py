@@ -260,7 +260,7 @@ def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Clo
         numbers = tensors.scale.row_bytes // STATISTIC_BYTES  # of a row, padded
         height = tensors.scale.rows * STATISTIC_BYTES
         fill += 2 * window_rows(problem, schedule, chip, numbers) * height
-        scales = ", and one padded fp32 scale for each of them"
+        scales = " + 2 · fp32 scales of these rows, padded"
     return (
         ClosedForm(
             quantity="vmem_fill_bytes",

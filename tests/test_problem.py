@@ -129,6 +129,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (Stream, {"mode": "both"}, "mode must be one of private, shared"),
     (Schedule, {"tile": (0, 64)}, "tile sizes must be at least 1"),
     (Schedule, {"spills": -1}, "spills must not be negative"),
+    (Schedule, {"spills": 200_000}, "spills must be at most 131,072, not 200000"),
     (Schedule, {"splits": -1}, "splits must not be negative"),
     (Schedule, {"cluster": -1}, "cluster must not be negative"),
     (Schedule, {"registers": -1}, "registers must not be negative"),
