@@ -25,7 +25,7 @@ from iosim.chip import Chip
 from iosim.kernels import load_kernel, reference
 from iosim.launch import Launch
 from iosim.memory.layout import matrix
-from iosim.ops import LOAD, MATRIX, OP_DTYPE, STORE, WINDOW
+from iosim.ops import ATOMIC, LOAD, MATRIX, OP_DTYPE, STORE, WINDOW
 from iosim.problem import Attention, Problem, Schedule
 from iosim.profiles import load_profile
 from iosim.units import dtype_bytes
@@ -168,7 +168,7 @@ def check_operand(index, operand, tracked, ops, chip, likely) -> None:
     mine = ops[ops["tensor"] == index]
     for kind, ids in ((LOAD, tracked.read), (STORE, tracked.written)):
         touched = touched_bytes(ids, *lies)
-        boxes = mine[mine["kind"] == kind]
+        boxes = mine[(mine["kind"] == kind) | (mine["kind"] == ATOMIC)]  # that does both
         reported = reported_bytes(boxes)
         who = f"{operand.name}, {'read' if kind == LOAD else 'written'}"
         inside = (reported >= operand.address) & (reported < operand.address + operand.size_bytes)
