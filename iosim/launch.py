@@ -137,6 +137,8 @@ def why_not(footprint: Footprint, chip: Chip) -> str | None:
             f"shared memory {footprint.shared_bytes:,} bytes > "
             f"{limits.shared_per_block_bytes:,} that one block may use"
         )
+    if footprint.registers > limits.registers_per_thread:
+        return f"{footprint.registers} registers of a thread > {limits.registers_per_thread}"
     warps = footprint.threads // limits.threads_per_warp
     if warps > limits.warps_per_block:
         return f"{warps} warps per block > {limits.warps_per_block}"

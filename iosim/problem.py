@@ -13,6 +13,7 @@ from iosim.units import DTYPE_BYTES, SCALED_DTYPES, ceil_div, dtype_bytes
 ALIGNMENTS = ("bottom-right", "top-left")
 ORDERS = ("query", "head")
 MODES = ("private", "shared")
+MOST_SPILLS = 1 << 17  # 512 KB of local memory a thread (CUDA C++ Programming Guide, limits)
 
 
 def _require_positive(record: object, *names: str) -> None:
@@ -35,7 +36,8 @@ class Attention:
     i + diagonal; `align` says where the diagonal ends when seqlen ≠ seqlen_k: bottom-right (last
     row sees the last key) or top-left (row i sees keys 0 … i). `window` W > 0 keeps the W keys
     that end at the diagonal, and without `causal` also the W - 1 keys after it. Where `kv_dtype` is
-    not `dtype`, K and V are stored in it, with an fp32 scale for every row of each.
+    not `dtype`, K and V are stored in it, which must take fewer bytes, with an fp32 scale for every
+    row of each.
     """
 
     batch: int = 1
@@ -66,6 +68,11 @@ class Attention:
         dtype_bytes(self.dtype)
         if self.kv_dtype != self.dtype:
             _require_choice("kv_dtype", self.kv_dtype, (*SCALED_DTYPES, self.dtype))
+            if dtype_bytes(self.kv_dtype) >= dtype_bytes(self.dtype):
+                raise RequestError(
+                    f"kv_dtype {self.kv_dtype} takes no fewer bytes than dtype {self.dtype}; "
+                    "K and V with scales are for a wider dtype"
+                )
 
     @property
     def scaled(self) -> bool:
@@ -83,7 +90,7 @@ class Attention:
         return self.seqlen_k - self.seqlen if self.align == "bottom-right" else 0
 
     def visible(self, row: int) -> tuple[int, int]:
-        """First and past-the-last key that `row` sees; equal where the row is fully masked."""
+        """First and past-the-last key that `row` sees; (0, 0) where the row is fully masked."""
         centre = row + self.diagonal
         first = max(0, centre - self.window + 1) if self.window else 0
         last = self.seqlen_k
@@ -91,7 +98,7 @@ class Attention:
             last = min(last, centre + 1)
         elif self.window:
             last = min(last, centre + self.window)
-        return (first, max(first, last)) if first < self.seqlen_k else (0, 0)
+        return (first, last) if first < last else (0, 0)
 
     def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First and past-the-last key of every row, as `visible` gives them."""
@@ -203,8 +210,8 @@ class Schedule:
     together, `splits` the number of parts that the keys of a head are cut into, `cluster` the
     number of blocks that share loads, `variant` one of the ways in which a kernel can be run.
     0, () or "" leaves a value to the kernel. `shared_bytes` and `registers` override the kernel's
-    own estimate with what a compiler reported; `spills` are registers of a thread that do not fit
-    (None: what the kernel's estimate needs beyond `registers`).
+    own estimate with what a compiler reported; `spills` are registers of a thread that it said it
+    spilled (None: those of the values that a kernel cannot do without which find no room).
     """
 
     tile: tuple[int, ...] = ()
@@ -229,6 +236,8 @@ class Schedule:
             if (getattr(self, name) or 0) < 0:
                 raise RequestError(f"{name} must not be negative")
         _require_positive(self, "group")
+        if (self.spills or 0) > MOST_SPILLS:
+            raise RequestError(f"spills must be at most {MOST_SPILLS:,}, not {self.spills}")
         if self.stages > 8:
             raise RequestError(f"stages must be at most 8, not {self.stages}")
 

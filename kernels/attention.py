@@ -28,6 +28,8 @@ VECTOR_REGISTERS = 64  # of a TPU core, each sublanes × lanes of 32 bits
 DEQUANT_OPS = 2  # vector operations per element of K and V that has a scale: conversion, product
 SOFTMAX_OPS = 5  # vector operations per score: scale, maximum, subtraction, sum, conversion
 REGISTER_UNIT = 8  # registers of a thread come in units of this
+OTHER_REGISTERS = 40  # addresses, statistics, the loop: as Triton 3.6's numbers suggest
+FEWEST_OTHERS = 32  # of them where registers are short: assumed, 37 is the least of those numbers
 MASK_OPS = 2  # more where a mask may hide keys: comparison, selection
 
 _FIELDS = (
@@ -232,24 +234,30 @@ def threads_of(schedule: Schedule, chip: Chip) -> int:
     return (schedule.warps or 4) * chip.limits.threads_per_warp
 
 
-def registers_of(values: int, schedule: Schedule, chip: Chip) -> dict[str, int]:
+def registers_of(
+    values: int, schedule: Schedule, chip: Chip, fewest: int | None = None
+) -> dict[str, int]:
     """Registers and spilled registers per thread of a block that holds `values` 32-bit values.
 
-    40 more hold addresses, statistics and the loop, as a look at Triton 3.6's numbers suggests. An
-    estimate: on the attention rows of the counters flash2 is 5 % off in the mean and 12 % at worst,
-    flash1 12 % and 23 %. A thread may have `Schedule.registers`, else what the chip allows to a
-    block of so many threads; what the estimate needs beyond that spills, unless `Schedule.spills`
-    says what a compiler reported.
+    An estimate: on the attention rows of the counters flash2 is 5 % off in the mean and 12 % at
+    worst, flash1 12 % and 23 %. A thread may have `Schedule.registers`, else what the chip allows
+    to a block of so many threads.
+
+    A compiler that is short of registers first does without what it can have again, so that only
+    the `fewest` values spill that must live at the same time (else: all of `values`). So no row of
+    the counters whose compiler reports no spill is said to spill. FlashAttention-2's own binary
+    spills 6 and 14 registers per step where this finds room for all: what is found is a least.
+    `Schedule.spills` takes a compiler's own number.
     """
     assert chip.limits is not None
     threads = threads_of(schedule, chip)
-    needed = ceil_div(values, threads) + 40
     share = chip.limits.registers_per_core // threads // REGISTER_UNIT * REGISTER_UNIT
     most = schedule.registers or min(chip.limits.registers_per_thread, share)
-    spilled = max(0, needed - most) if schedule.spills is None else schedule.spills
+    living = ceil_div(values if fewest is None else fewest, threads) + FEWEST_OTHERS
+    spilled = max(0, living - most) if schedule.spills is None else schedule.spills
     return {
         "threads": threads,
-        "registers": schedule.registers or min(needed, most),
+        "registers": schedule.registers or min(ceil_div(values, threads) + OTHER_REGISTERS, most),
         "spilled_registers": spilled,
     }
 

@@ -113,6 +113,7 @@ def default_schedule(problem: Problem, chip: Chip) -> Schedule:
 def footprint(problem: Problem, schedule: Schedule, chip: Chip) -> Footprint:
     """Shared memory: Q, K, V and the O tile on its way. Registers: old and new O, scores in fp32.
 
+    Old O can wait in shared memory where registers are short.
     That is what Triton 3.6 takes for query tiles of 64 rows; for 32 it needs half the room for O.
     """
     attention = require_attention(problem)
@@ -123,7 +124,7 @@ def footprint(problem: Problem, schedule: Schedule, chip: Chip) -> Footprint:
     shared = 2 * (m + max(1, schedule.stages) * n) * Tensors.of(attention, chip).q.row_bytes
     return Footprint(
         shared_bytes=schedule.shared_bytes or shared,
-        **registers_of(values, schedule, chip),
+        **registers_of(values, schedule, chip, m * (attention.head_dim + n)),
     )
 
 
@@ -199,8 +200,9 @@ def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Clos
     heads = attention.batch * attention.heads
     row = Tensors.of(attention, chip).q.row_bytes
     rows, keys = visits(attention, schedule)
-    local_bytes = visited(attention, schedule) * footprint(attention, schedule, chip).local_bytes
-    spilled = " + visits · threads · spilled registers · 4" if local_bytes else ""
+    local_bytes = footprint(attention, schedule, chip).local_bytes
+    spilled = " + visited tiles · threads · spilled registers · 4" if local_bytes else ""
+    written = rows * (row + 2 * STATISTIC_BYTES) + visited(attention, schedule) * local_bytes
     return (
         ClosedForm(
             quantity="flops",
@@ -217,7 +219,7 @@ def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Clos
         ClosedForm(
             quantity="l1_write_bytes",
             formula=f"heads · (rows of all visits · (d · bytes + 8){spilled})",
-            value=heads * (rows * (row + 2 * STATISTIC_BYTES) + local_bytes),
+            value=heads * written,
             source=f"{PAPER}, algorithm 1, lines 12 and 13: O, l and m once per key tile",
         ),
     )

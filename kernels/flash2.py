@@ -141,7 +141,8 @@ def footprint(problem: Problem, schedule: Schedule, chip: Chip) -> Footprint:
 
     Shared memory is Q + stages × (K + V), what Triton 3.6 takes for tiles of 64 rows and more;
     where it has no warp-group product (32 rows) it keeps one stage fewer and P instead:
-    Q + (stages - 1) × (K + V) + P. Registers: fp32 accumulator and scores, 16-bit probabilities.
+    Q + (stages - 1) × (K + V) + P. Registers: fp32 accumulator and scores, 16-bit probabilities,
+    which can take the place of the scores where there is no room for both.
 
     VMEM is two of each window, fp32 m, l and O, and the vector registers that the compiler spills:
     one fp32 score tile per inner step, for these are unrolled. libtpu 0.0.42.1 refuses the same
@@ -161,12 +162,13 @@ def footprint(problem: Problem, schedule: Schedule, chip: Chip) -> Footprint:
             scratch_bytes=m * (2 * lanes + width) * STATISTIC_BYTES,
             temporary_bytes=spilled_bytes(m * n, chip),
         )
-    values = m * attention.head_dim + m * n + m * n // 2
+    fewest = m * attention.head_dim + m * n
+    values = fewest + m * n // 2
     if not from_shared(m, attention.dtype, chip):
         values += m * attention.head_dim // 2  # Q, two 16-bit values in a register
     return Footprint(
         shared_bytes=schedule.shared_bytes or q_bytes + max(1, schedule.stages) * kv_bytes,
-        **registers_of(values, schedule, chip),
+        **registers_of(values, schedule, chip, fewest),
     )
 
 
@@ -268,12 +270,20 @@ def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Clo
     q = tensors.q
     m = schedule.tile[0]
     q_rows = q.count * min(tiles(problem.seqlen, m) * m, q.rows)
-    k_rows = window_rows(problem, schedule, chip)
-    forms = (
+    fill = q_rows * q.row_bytes
+    fill += 2 * window_rows(problem, schedule, chip, tensors.k.rows) * tensors.k.row_bytes
+    scales = ""
+    if problem.scaled:
+        numbers = tensors.scale.row_bytes // STATISTIC_BYTES  # of a row, padded
+        height = tensors.scale.rows * STATISTIC_BYTES
+        fill += 2 * window_rows(problem, schedule, chip, numbers) * height
+        scales = " + 2 · fp32 scales of these rows, padded"
+    return (
         ClosedForm(
             quantity="vmem_fill_bytes",
-            formula="(heads · N + 2 · rows of key windows whose index changes) · padded row bytes",
-            value=q_rows * q.row_bytes + 2 * k_rows * tensors.k.row_bytes,
+            formula="(heads · N + 2 · rows of key windows whose index changes) · padded row bytes"
+            + scales,
+            value=fill,
             source=f"{PALLAS}: a skipped step points at the first visible key window",
         ),
         ClosedForm(
@@ -283,16 +293,15 @@ def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Clo
             source=f"{PALLAS}: O once",
         ),
     )
-    return forms[1:] if problem.scaled else forms  # windows of scales are padded in their own way
 
 
-def window_rows(problem: Attention, schedule: Schedule, chip: Chip) -> int:
+def window_rows(problem: Attention, schedule: Schedule, chip: Chip, most: int) -> int:
     """Rows of the K windows that a grid fetches: those whose index is not that of the step before.
 
-    Blocks follow each other in the order of the schedule.
+    `most` are the rows of one head, padded: the last window ends there. Blocks follow each other in
+    the order of the schedule.
     """
     n = schedule.tile[1]
-    most = Tensors.of(problem, chip).k.rows
     first, end = key_spans(problem, schedule.tile[0], n)
     heads = problem.batch * problem.heads
     block = np.arange(heads * first.size)

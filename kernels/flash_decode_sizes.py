@@ -93,7 +93,8 @@ def footprint(problem: Attention, schedule: Schedule, chip: Chip) -> Footprint:
         values += m * problem.head_dim // 2
         shared = q_bytes + max(1, stages - 1) * kv_bytes + m * n * dtype_bytes(problem.dtype)
     return Footprint(
-        shared_bytes=schedule.shared_bytes or shared, **registers_of(values, schedule, chip)
+        shared_bytes=schedule.shared_bytes or shared,
+        **registers_of(values, schedule, chip, m * (problem.head_dim + n)),
     )
 
 

@@ -111,7 +111,8 @@ def footprint(problem: LatentDecode, schedule: Schedule, chip: Chip) -> Footprin
     p_bytes = m * n * dtype_bytes(problem.dtype)
     shared = q_bytes + max(1, schedule.stages) * kv_bytes + p_bytes
     return Footprint(
-        shared_bytes=schedule.shared_bytes or shared, **registers_of(values, schedule, chip)
+        shared_bytes=schedule.shared_bytes or shared,
+        **registers_of(values, schedule, chip, m * (problem.latent_dim + n)),
     )
 
 

@@ -78,12 +78,9 @@ def output_footprint(problem: Attention, schedule: Schedule, chip: Chip) -> Foot
 
 
 def _gpu_footprint(shared: int, values: int, schedule: Schedule, chip: Chip) -> Footprint:
-    taken = registers_of(values, schedule, chip)
-    return Footprint(
-        shared_bytes=schedule.shared_bytes or shared,
-        registers=taken["registers"],
-        threads=taken["threads"],
-    )
+    """What spills is left out: these launches move none of it."""
+    registers = {**registers_of(values, schedule, chip), "spilled_registers": 0}
+    return Footprint(shared_bytes=schedule.shared_bytes or shared, **registers)
 
 
 def softmax_cut(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[int, int, Footprint]:

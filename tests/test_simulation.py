@@ -8,10 +8,11 @@ import pytest
 
 import iosim
 from iosim.errors import RequestError
+from iosim.kernels import load_kernel
 from iosim.problem import Attention, Gemm, Schedule
 from iosim.profiles import load_profile
 from iosim.result import document
-from iosim.simulation import simulate
+from iosim.simulation import complete, simulate
 
 SMALL = Attention(heads=2, seqlen=256, head_dim=64)
 
@@ -98,3 +99,32 @@ def test_what_a_launch_left_dirty_stays_its_operand_s() -> None:
         assert 0.9 * size <= result.operands[name].dram_write_bytes <= size
     named = sum(row.dram_write_bytes for row in result.operands.values())
     assert named <= result.traffic.dram_write_bytes
+
+
+def test_a_schedule_is_completed_by_the_kernel() -> None:
+    """What it leaves open is the kernel's own, and its first variant; a number asked for stays."""
+    own = Schedule(tile=(64, 64), stages=3, warps=8, splits=4, cluster=2)
+    kernel = dataclasses.replace(
+        load_kernel("flash2"), default_schedule=lambda *_: own, variants=("in order", "swizzled")
+    )
+    chip = load_profile("h200")
+    assert complete(kernel, SMALL, chip, Schedule()) == dataclasses.replace(own, variant="in order")
+    asked = Schedule(tile=(32, 16), stages=1, warps=4, splits=7, cluster=1, variant="swizzled")
+    assert complete(kernel, SMALL, chip, asked) == asked
+    assert complete(kernel, SMALL, chip, Schedule(spills=0)).spills == 0
+
+
+def test_a_variant_that_there_is_not_says_what_there_is() -> None:
+    plain = load_kernel("flash2")
+    kernel = dataclasses.replace(plain, variants=("in order", "swizzled"))
+    chip = load_profile("h200")
+    with pytest.raises(RequestError) as refused:
+        complete(kernel, SMALL, chip, Schedule(variant="sideways"))
+    assert str(refused.value) == ("flash2 has no variant 'sideways'; it has in order, swizzled")
+    with pytest.raises(RequestError, match=r"^flash2 has no variant 'sideways'$"):
+        complete(dataclasses.replace(plain, variants=()), SMALL, chip, Schedule(variant="sideways"))
+
+
+def test_more_registers_than_a_thread_may_have_do_not_fit() -> None:
+    result = simulate("flash2", SMALL, load_profile("h200"), Schedule(warps=4, registers=300))
+    assert result.why_not == "300 registers of a thread > 255"

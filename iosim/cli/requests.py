@@ -101,9 +101,9 @@ def _require_meaning(
     for name in axes:
         if not any(takes(kernel, name) for kernel in kernels):
             others = _who_takes(name)
+            where = f"it belongs to {', '.join(others)}" if others else "no kernel takes it"
             raise RequestError(
-                f"{_flag(name)} means nothing to {', '.join(k.name for k in kernels)}; "
-                f"it belongs to {', '.join(others)}"
+                f"{_flag(name)} means nothing to {', '.join(k.name for k in kernels)}; {where}"
             )
         if name in GPU_ONLY and not any(chip.machine == "gpu" for chip in chips):
             raise RequestError(

@@ -2,6 +2,7 @@
 
 Grid steps run in order. An input window is fetched when its block differs from that of the step
 before; an output window is written back when the next step writes another one, and at the end.
+Nothing adds in memory: what is added to is fetched like an input and written back like an output.
 Cores of one program take contiguous shares of the blocks, each with windows of its own.
 """
 
@@ -32,8 +33,10 @@ def replay_windows(ops, count, windows, tally):
         if op.kind != LOAD and op.kind != STORE and op.kind != ATOMIC:
             continue
         size = np.int64(op.rows) * op.row_bytes
+        reads, writes = op.kind != STORE, op.kind != LOAD
         if not op.flags & WINDOW:
-            tally[op.tensor, READ if op.kind == LOAD else WRITTEN] += size
+            tally[op.tensor, READ] += size * reads
+            tally[op.tensor, WRITTEN] += size * writes
             continue
         window = windows[op.slot]
         if window[ADDRESS] == op.address:
@@ -42,10 +45,9 @@ def replay_windows(ops, count, windows, tally):
             tally[window[PENDING_TENSOR], WRITTEN] += window[PENDING_BYTES]
             window[PENDING_BYTES] = 0
         window[ADDRESS] = op.address
-        if op.kind == LOAD:
-            tally[op.tensor, READ] += size
-            tally[op.tensor, FETCHES] += 1
-        else:
+        tally[op.tensor, READ] += size * reads
+        tally[op.tensor, FETCHES] += reads
+        if writes:
             window[PENDING_BYTES] = size
             window[PENDING_TENSOR] = op.tensor
 

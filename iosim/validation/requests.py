@@ -63,16 +63,18 @@ def chip_of(row: CounterRow, chip: Chip | None) -> Chip | None:
 
 
 def _launched(row: dict[str, Any], schedule: Schedule) -> Schedule:
-    """`schedule` with the facts of the launch: threads, registers, shared memory.
+    """`schedule` with the facts of the launch: threads, registers, spills, shared memory.
 
-    The profiler counts the reserve of a block in; the schedule does not.
+    The profiler counts the reserve of a block in; the schedule does not. Where nobody said how many
+    registers spill, that stays open.
     """
+    spills = row.get("spills")
     return replace(
         schedule,
         warps=int(row.get("block") or 0) // _THREADS_PER_WARP or schedule.warps,
         registers=int(row.get("registers") or 0),
         shared_bytes=max(0, int(row.get("smem_per_block") or 0) - _RESERVE_BYTES),
-        spills=int(row.get("spills") or 0),
+        spills=None if spills is None else int(spills),
     )
 
 

@@ -60,6 +60,7 @@ def test_a4_flash1_traffic_does_not_depend_on_the_query_tile(seqlen, head_dim):
     moved = {}
     for query_rows in (16, 64, 128):
         for key_rows in (64, 128):
+            # of the algorithm alone: what spills of a large tile in 4 warps comes besides
             form = forms("flash1", problem, Schedule(tile=(query_rows, key_rows), spills=0))
             moved[query_rows, key_rows] = form["l1_fill_bytes"] + form["l1_write_bytes"]
     for key_rows in (64, 128):

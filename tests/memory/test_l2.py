@@ -10,11 +10,21 @@ from hypothesis import strategies as st
 from iosim.jit import jit
 from iosim.memory.cache import EMPTY, new_cache, run_lines
 from iosim.memory.hierarchy import SERVER_COLUMNS, load_box, store_box
-from iosim.memory.l2 import DIRTY_NOW, DRAM_READ, L1_FILL, TALLY_COLUMNS
+from iosim.memory.l2 import (
+    DIRTY_NOW,
+    DRAM_READ,
+    DRAM_WRITE,
+    FABRIC,
+    L1_FILL,
+    L1_WRITE,
+    SHARED_FILL,
+    TALLY_COLUMNS,
+)
 from iosim.memory.model import MODEL_DTYPE
-from iosim.ops import L1_BYPASS, LOAD, OP_DTYPE, STORE
+from iosim.ops import ATOMIC, L1_BYPASS, LOAD, LOCAL, MULTICAST, OP_DTYPE, STORE
 
 CORES, TENSORS = 4, 3
+RECEIVERS = 3  # cores that a multicast load goes to
 SECTOR = 32
 BASE = 1 << 32
 
@@ -77,6 +87,7 @@ class Small:
         ):
             op["kind"], op["tensor"], op["flags"], op["address"] = kind, tensor, flags, address
             op["rows"], op["row_bytes"], op["pitch_bytes"] = rows, row_bytes, pitch
+            op["slot"] = RECEIVERS if flags & MULTICAST else 0
         cores = np.array([box[1] for box in boxes], dtype=np.int64)
         ready = np.zeros(len(boxes))
         caches = (self.l2, self.l1)
@@ -88,9 +99,12 @@ class Small:
         for kind, core, tensor, flags, *box in boxes:
             touches = self.slow.box(*box)
             if kind == LOAD:
-                self.slow.load(core, tensor, touches, flags & L1_BYPASS)
+                receivers = RECEIVERS if flags & MULTICAST else 1
+                self.slow.load(core, tensor, touches, flags & L1_BYPASS, receivers)
+            elif kind == ATOMIC:
+                self.slow.add(core, tensor, touches)
             else:
-                self.slow.store(core, tensor, touches)
+                self.slow.store(core, tensor, touches, flags & LOCAL)
 
     def check(self):
         """Every column of the tally, the dirty sectors, and every set."""
@@ -171,8 +185,9 @@ def geometries(draw, twin):
 
 @st.composite
 def boxes(draw):
-    """Loads and stores of boxes from any core, few lines in all, aligned and not."""
-    kind = draw(st.sampled_from([LOAD, LOAD, STORE]))
+    """Boxes of every kind and flag from any core, few lines in all, aligned and not."""
+    kind = draw(st.sampled_from([LOAD, LOAD, LOAD, STORE, STORE, ATOMIC]))
+    flags = {LOAD: [0, L1_BYPASS, LOCAL, L1_BYPASS | MULTICAST], STORE: [0, LOCAL], ATOMIC: [0]}
     grain = draw(st.sampled_from([1, 32, 128, 4096]))
     row_bytes = max(1, draw(st.integers(1, 700)) // grain * grain)
     step = draw(st.sampled_from([0, 0, 1, 60, 500]))
@@ -180,7 +195,7 @@ def boxes(draw):
         kind,
         draw(st.integers(0, CORES - 1)),
         draw(st.integers(0, TENSORS - 1)),
-        draw(st.sampled_from([0, L1_BYPASS])),
+        draw(st.sampled_from(flags[kind])),
         BASE + draw(st.integers(0, draw(st.sampled_from([200, 2000, 20000])))) // grain * grain,
         draw(st.integers(1, 5)),
         row_bytes,
@@ -281,3 +296,77 @@ def test_servers_pass_one_box_after_the_other(small):
     assert chip.servers[0, 1] == pytest.approx(2 * 1280 / 64)
     assert chip.servers[1, 1] == pytest.approx(1280 / 64)
     assert other < second
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_an_addition_reads_what_l2_lacks_and_leaves_it_dirty(small, pairs):
+    chip = small(answers_in_pairs=pairs)
+    home = chip.slow.home(BASE // 128)[0]
+    add = (ATOMIC, home, 0, 0, BASE, 1, 32, 32)
+    read = 2 if pairs else 1
+    chip.run([add])
+    assert chip.tally[0, [L1_FILL, L1_WRITE, DRAM_READ, FABRIC]].tolist() == [0, 1, read, 0]
+    assert chip.tally[-1, DIRTY_NOW] == 1
+    chip.run([add])  # it is there now
+    assert chip.tally[0, [L1_FILL, L1_WRITE, DRAM_READ, FABRIC]].tolist() == [0, 2, read, 0]
+    assert chip.tally[-1, DIRTY_NOW] == 1
+
+
+def test_an_addition_to_what_was_written_hits(small):
+    chip = small()
+    home = chip.slow.home(BASE // 128)[0]
+    chip.run([(STORE, home, 0, 0, BASE, 1, 64, 64), (ATOMIC, home, 1, 0, BASE, 1, 32, 32)])
+    assert chip.tally[1, DRAM_READ] == 0
+    assert chip.tally[-1, DIRTY_NOW] == 2
+    chip.run([(ATOMIC, home, 1, 0, BASE + 64, 1, 32, 32)])  # other sectors of the same line
+    assert chip.tally[1, DRAM_READ] == 2
+    assert chip.tally[-1, DIRTY_NOW] == 3
+
+
+def test_a_far_addition_crosses_the_fabric_and_drops_copies(small):
+    chip = small()
+    home = chip.slow.home(BASE // 128)[0]
+    far = 1 - home
+    chip.run([(LOAD, far, 0, L1_BYPASS, BASE, 1, 128, 128)])
+    chip.run([(ATOMIC, far, 1, 0, BASE, 1, 128, 128)])
+    assert chip.tally[1].tolist() == [0, 4, 0, 0, 4, 0]  # the home has it: DRAM is not asked
+    chip.run([(LOAD, far, 0, L1_BYPASS, BASE, 1, 128, 128)])
+    assert chip.tally[0, FABRIC] == 8  # the copy was dropped
+    assert chip.tally[0, DRAM_READ] == 4
+
+
+def test_additions_are_written_back_once(small):
+    """Cores add to the same lines again and again; then other lines turn the cache over."""
+    chip = small(answers_in_pairs=False)
+    for turn in range(5):
+        chip.run(
+            [(ATOMIC, (turn + i) % CORES, 0, 0, BASE + 128 * i, 1, 128, 128) for i in range(8)]
+        )
+    assert chip.tally[0, DRAM_READ] == 8 * 4
+    assert chip.tally[0, L1_WRITE] == 5 * 8 * 4
+    assert chip.tally[0, DRAM_WRITE] == 0
+    others = range(BASE + 4096, BASE + 4096 + 128 * 1024, 128)
+    chip.run([(LOAD, core, 1, L1_BYPASS, at, 1, 128, 128) for at in others for core in range(2)])
+    assert chip.tally[0, DRAM_WRITE] == 8 * 4
+    assert chip.tally[-1, DIRTY_NOW] == 0
+
+
+def test_one_request_fills_a_cluster(small):
+    chip = small()
+    chip.run([(LOAD, 0, 0, L1_BYPASS | MULTICAST, BASE, 1, 1280, 1280)])
+    assert chip.tally[0, L1_FILL] == 40
+    assert chip.tally[0, SHARED_FILL] == 40 * (RECEIVERS - 1)
+    assert chip.tally[0, DRAM_READ] == 40
+    assert chip.servers[0, 1] == pytest.approx(1280 / 64)  # the port of the one that asks
+
+
+def test_local_memory_stays_in_l1(small):
+    """What was stored there is loaded again without L2; other stores leave L1 as it is."""
+    chip = small()
+    box = (BASE, 1, 256, 256)
+    chip.run([(STORE, 0, 0, LOCAL, *box), (LOAD, 0, 0, LOCAL, *box)])
+    assert chip.tally[0, [L1_FILL, L1_WRITE, DRAM_READ]].tolist() == [0, 8, 0]
+    chip.run([(LOAD, 1, 0, LOCAL, *box)])  # another core has an L1 of its own
+    assert chip.tally[0, L1_FILL] == 8
+    chip.run([(STORE, 0, 1, 0, BASE + 4096, 1, 32, 32), (LOAD, 0, 1, 0, BASE + 4096, 1, 32, 32)])
+    assert chip.tally[1, L1_FILL] == 1

@@ -8,7 +8,7 @@ but the formulas of index and home, stated again in plain integers.
 from collections import Counter
 from dataclasses import dataclass, field
 
-L1_FILL, L1_WRITE, DRAM_READ, DRAM_WRITE, FABRIC = range(5)
+L1_FILL, L1_WRITE, DRAM_READ, DRAM_WRITE, FABRIC, SHARED_FILL = range(6)
 
 
 @dataclass
@@ -165,8 +165,8 @@ class ChipModel:
                     touches.append((line, {sector}))
         return touches
 
-    def load(self, core, tensor, touches, bypass):
-        """A core loads; returns what moved."""
+    def load(self, core, tensor, touches, bypass, receivers=1):
+        """A core loads for itself and `receivers` - 1 others; returns what moved."""
         moved = Moved()
         for line, sectors in touches:
             if not bypass:
@@ -176,12 +176,27 @@ class ChipModel:
             if sectors:
                 self.read_l2(core, tensor, line, sectors, moved)
         self.tally[tensor, L1_FILL] += moved.between_core_and_l2
+        for _ in range(receivers - 1):
+            self.tally[tensor, SHARED_FILL] += moved.between_core_and_l2
         return moved
 
-    def store(self, core, tensor, touches):
-        """A core stores; L1 is not asked and keeps what it has."""
+    def store(self, core, tensor, touches, local=False):
+        """A core stores; L1 is not asked and keeps what it has. `local`: it takes the line too."""
         moved = Moved()
         for line, sectors in touches:
+            if local:
+                held, _ = self.l1[core].touch(line % self.g.l1_sets, line)
+                held.valid |= sectors
+            self.write_l2(core, tensor, line, sectors, moved)
+        self.tally[tensor, L1_WRITE] += moved.between_core_and_l2
+        return moved
+
+    def add(self, core, tensor, touches):
+        """A core adds to memory: the home partition reads what it lacks, then it is written."""
+        moved = Moved()
+        for line, sectors in touches:
+            home, local = self.home(line)
+            self.read_home(tensor, line, sectors, home, balanced_set(local, self.g.l2_sets), moved)
             self.write_l2(core, tensor, line, sectors, moved)
         self.tally[tensor, L1_WRITE] += moved.between_core_and_l2
         return moved
@@ -203,6 +218,11 @@ class ChipModel:
             moved.fabric_reads += len(wanted - copy.valid)
             self.tally[tensor, FABRIC] += len(wanted - copy.valid)
             copy.valid |= wanted
+        self.read_home(tensor, line, sectors, home, row, moved)
+
+    def read_home(self, tensor, line, sectors, home, row, moved):
+        """What the home partition lacks comes from DRAM, in the grain in which that answers."""
+        wanted = self.answer(sectors)
         there = self.l2[home].find(row, line)
         if there and sectors <= there.valid:
             wanted = sectors
