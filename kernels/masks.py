@@ -91,7 +91,7 @@ def rows_fetched(
     fresh[1:] = (first[1:] != last[:-1]) | (matrix[1:] != matrix[:-1])
     shares = np.array_split(np.arange(first.size), cores)
     fresh[[share[0] for share in shares if share.size]] = True
-    fetches = fresh + (skips & (end - first > 1))
+    fetches = fresh.astype(np.int64) + (skips & (end - first > 1))
     others = np.maximum(np.minimum(end * n, most) - top, 0)
     return int((fetches * (top - first * n) + others).sum())
 
