@@ -4,7 +4,7 @@
 then one row for what all share: when DRAM and the L2 partitions are free again.
 
 L1 is written through, and a store leaves its sectors there as a load does: what a block has written
-it reads again without a fill (reports/h200-probes, `stored-then-read`; kernels that spill show the
+it reads again without a fill (the probe `stored-then-read`; kernels that spill show the
 same). Additions (atomics) are done at the home of a line, fetched first where it is not in L2.
 """
 
