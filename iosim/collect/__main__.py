@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("output", type=Path)
     parser.add_argument("--repeat", type=int, default=3, help="launches of each case (3)")
     parser.add_argument("family", nargs="*", help="families of probes (all)")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     try:
         rows = collect(asked.output, asked.family, asked.repeat, _say)
     except IosimError as error:

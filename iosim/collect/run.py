@@ -18,7 +18,7 @@ from typing import Any
 from iosim.collect import ncu
 from iosim.errors import RequestError
 
-BENCH = "iosim.kernels.device.bench"
+BENCH = "iosim.collect.bench"
 _FACTS = ("id", "family", "params")
 _PROBE = "probe"  # the part of a row that the launch says of itself
 

@@ -1,8 +1,8 @@
 """Microbenchmarks of one GPU in Triton: one kernel per question, none of them an attention or GEMM.
 
-Every probe that times itself writes a row of `SLOTS` 64-bit numbers per program: begin and end on the
-chip's global timer (ns), begin and end on the core's clock (cycles), and the core it ran on. Import
-needs Triton.
+Every probe that times itself writes five 64-bit numbers per program: begin and end on the chip's
+global timer (ns), begin and end on the core's clock (cycles), and the core it ran on. Import needs
+Triton.
 """
 
 import triton
@@ -14,7 +14,7 @@ SLOTS = 5
 
 @triton.jit
 def cycles(after):
-    """The core's clock once `after` (an int32) is there: a branch that is never taken waits for it."""
+    """The core's clock once `after` (an int32) is there: a branch, never taken, waits for it."""
     return tl.inline_asm_elementwise(
         "{ .reg .pred q; setp.eq.s32 q, $1, -1; @q trap; mov.u64 $0, %clock64; }",
         "=l,r",
@@ -68,8 +68,8 @@ def chase(NEXT, T, TOOK, X, start, steps, rounds, wrap, MODE: tl.constexpr, BLOC
 def read(X, Y, T, span, steps, own, BLOCK: tl.constexpr):
     """Streams past L1: `steps` blocks of elements from a buffer of `span`, again and again.
 
-    `own`: programs go round the buffer together, each with its own block, so that all of it is read;
-    else every program starts at its own place and reads all of it.
+    `own`: programs go round the buffer together, each with its own block, so that all of it is
+    read; else every program starts at its own place and reads all of it.
     """
     pid = tl.program_id(0)
     programs = tl.num_programs(0)

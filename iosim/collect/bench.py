@@ -1,6 +1,6 @@
 """Launches the probes on the GPU of this machine and reads what they say of themselves.
 
-    python -m iosim.kernels.device.bench ROWS.jsonl [--repeat N] [--once] [--counted] [FAMILY …]
+    python -m iosim.collect.bench ROWS.jsonl [--repeat N] [--once] [--counted] [FAMILY …]
 
 writes one JSON line per launch. With --once every case is launched once inside an NVTX range of its
 id, for a profiler to read. Needs PyTorch and Triton.
@@ -151,7 +151,7 @@ class Bench:
         return lambda: kernels.empty[(p["programs"],)](self.sums, num_warps=p["warps"])
 
     def prepare(self, case: Case, repeat: int) -> None:
-        """Caches as the case wants them: its chain in L2 where that is what is asked, else flushed."""
+        """Caches as the case wants them: its chain in L2 where that is asked for, else flushed."""
         self.out.view(torch.int32)[: 1 << 26].fill_(repeat)
         if case.family == "chase" and case.params["bytes"] <= 32 << 20:
             self.chain(max(case.params["bytes"], 4096))[0].sum()
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="once, in NVTX ranges")
     parser.add_argument("--counted", action="store_true", help="only cases for a profiler")
     parser.add_argument("family", nargs="*")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     bench = Bench()
     with asked.rows.open("w", encoding="utf-8") as out:
         for case in probes(bench.cores):
