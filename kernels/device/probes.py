@@ -77,7 +77,9 @@ def read(X, Y, T, span, steps, own, BLOCK: tl.constexpr):
     begin = cycles(pid)
     acc = tl.zeros((BLOCK,), dtype=tl.float32)
     for s in range(steps):
-        where = tl.where(own != 0, s.to(tl.int64) * programs + pid, s.to(tl.int64) + pid * 37)
+        where = tl.where(
+            own != 0, tl.cast(s, tl.int64) * programs + pid, tl.cast(s, tl.int64) + pid * 37
+        )
         at = (where * BLOCK) % span
         acc += tl.load(X + at + tl.arange(0, BLOCK), cache_modifier=".cg").to(tl.float32)
     total = tl.sum(acc)
