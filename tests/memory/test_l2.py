@@ -104,7 +104,7 @@ class Small:
             elif kind == ATOMIC:
                 self.slow.add(core, tensor, touches)
             else:
-                self.slow.store(core, tensor, touches, flags & LOCAL)
+                self.slow.store(core, tensor, touches)
 
     def check(self):
         """Every column of the tally, the dirty sectors, and every set."""

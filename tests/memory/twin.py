@@ -180,13 +180,12 @@ class ChipModel:
             self.tally[tensor, SHARED_FILL] += moved.between_core_and_l2
         return moved
 
-    def store(self, core, tensor, touches, local=False):
-        """A core stores; L1 is not asked and keeps what it has. `local`: it takes the line too."""
+    def store(self, core, tensor, touches):
+        """A core stores: through L1, which takes the sectors as of a load."""
         moved = Moved()
         for line, sectors in touches:
-            if local:
-                held, _ = self.l1[core].touch(line % self.g.l1_sets, line)
-                held.valid |= sectors
+            held, _ = self.l1[core].touch(line % self.g.l1_sets, line)
+            held.valid |= sectors
             self.write_l2(core, tensor, line, sectors, moved)
         self.tally[tensor, L1_WRITE] += moved.between_core_and_l2
         return moved
