@@ -113,10 +113,10 @@ class BlockRun:
         self.tally = np.zeros((_OWNER_NOBODY + 2, TALLY_COLUMNS), dtype=np.int64)
         self.tally[-1, DIRTY_NOW] = memory.dirty_sectors
         ends, per_step = launch.ops_at_ends, launch.ops_per_step
-        kept = ends + per_step * (launch.stages + 1)
+        self.kept = ends + per_step * (launch.stages + 1)
         room = _BUFFER_BYTES // OP_DTYPE.itemsize // self.slots
-        self.chunk = int(np.clip((room - kept) // per_step, _LEAST_STEPS, _MOST_STEPS))
-        capacity = kept + ends + per_step * self.chunk
+        self.chunk = int(np.clip((room - self.kept) // per_step, _LEAST_STEPS, _MOST_STEPS))
+        capacity = self.kept + ends + per_step * self.chunk
         self.ops = np.zeros((self.slots, capacity), dtype=OP_DTYPE)
         self.ints = np.zeros((self.slots, slots.INT_COLUMNS), dtype=np.int64)
         self.floats = np.zeros((self.slots, slots.ARRIVALS + capacity))
@@ -165,7 +165,12 @@ class BlockRun:
         self.refill(slot)
 
     def refill(self, slot: int) -> None:
-        """Drops the operations that are done, asks the block program for the next steps."""
+        """Drops the operations that are done, asks the block program for the next steps.
+
+        Steps without loads let the load agent run dry far ahead: it waits until there is room.
+        """
+        if self.ints[slot, slots.COUNT] - self.ints[slot, slots.COMPUTED] > self.kept:
+            return
         left = slots.make_room(self.floats, self.ints, self.ops, slot)
         first = self.emitted[slot]
         last = first + self.chunk
