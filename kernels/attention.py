@@ -21,6 +21,7 @@ from iosim.kernels.rounding import FORMATS
 from iosim.launch import Footprint, Operand, blocks_per_core, why_not
 from iosim.memory.layout import Matrix, addresses, matrix
 from iosim.problem import Attention, Problem, Schedule
+from iosim.traffic import Work
 from iosim.units import ceil_div, dtype_bytes, round_up
 
 STATISTIC_BYTES = 4  # row maxima, row sums, log-sum-exp are fp32 on every chip
@@ -217,6 +218,34 @@ def require_tile(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[in
 def mask_ops(problem: Attention) -> int:
     """Vector operations per score of the softmax, those of the mask included."""
     return SOFTMAX_OPS + MASK_OPS * (problem.causal or problem.window > 0)
+
+
+def tile_work(
+    problem: Attention,
+    schedule: Schedule,
+    tiles_run: int,
+    *,
+    value_dim: int = 0,
+    tensors: int = 2,
+    output_ops: int = 1,
+) -> Work:
+    """Flops and exps of the unmasked pairs, and of `tiles_run` whole tiles that are executed.
+
+    Both products, the softmax, `output_ops` operations per element of O (1: its rescaling), and the
+    widening of `tensors` tiles of keys where they have scales. `value_dim`: columns of a value,
+    where they are not head_dim.
+    """
+    m, n = schedule.tile[:2]
+    width = value_dim or problem.head_dim
+    scores, outputs = tiles_run * m * n, tiles_run * m * width
+    widened = tensors * tiles_run * n * problem.head_dim * DEQUANT_OPS if problem.scaled else 0
+    return Work(
+        flops=problem.matrix_flops(),
+        exps=problem.exps,
+        issued_flops=2 * scores * (problem.head_dim + width),
+        issued_exps=scores,
+        issued_vector_ops=scores * mask_ops(problem) + outputs * output_ops + widened,
+    )
 
 
 def from_shared(tile_m: int, dtype: str, chip: Chip) -> bool:

@@ -38,18 +38,18 @@ from iosim.kernels.attention import (
     STATISTIC_BYTES,
     Tensors,
     local_operand,
-    mask_ops,
     operand,
     parameters,
     require_attention,
     require_tile,
+    tile_work,
 )
 from iosim.kernels.block_sparse_sizes import (
     INDEX_BYTES,
     KeyLists,
     key_lists,
     keys_listed,
-    list_sectors,
+    list_bytes,
     seen,
     window_rows,
 )
@@ -59,8 +59,6 @@ from iosim.memory.layout import addresses
 from iosim.ops import L1_BYPASS, WINDOW
 from iosim.problem import Problem, Schedule, tiles
 from iosim.problem_variants import BlockSparse
-from iosim.traffic import Work
-from iosim.units import SECTOR_BYTES
 
 Q, K, V, O, LSE, BLOCKS, LOCAL = range(7)
 PAPER = "arXiv 2205.14135"
@@ -200,7 +198,7 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
             ops_at_ends=4,
             operands=operands,
             footprint=block,
-            work=_work(sparse, schedule, lists),
+            work=tile_work(sparse, schedule, lists.indices.size * sparse.batch * sparse.heads),
             dtype=sparse.dtype,
             stages=max(1, schedule.stages),
             matrix_rows=schedule.tile[0],
@@ -235,20 +233,6 @@ def _memory(
     return operands, values
 
 
-def _work(problem: BlockSparse, schedule: Schedule, lists: KeyLists) -> Work:
-    """Flops and exps of the pairs that are seen, and of the whole tiles that are executed."""
-    m, n = schedule.tile[:2]
-    tiles_run = lists.indices.size * problem.batch * problem.heads
-    scores = tiles_run * m * n
-    return Work(
-        flops=problem.matrix_flops(),
-        exps=problem.exps,
-        issued_flops=4 * scores * problem.head_dim,
-        issued_exps=scores,
-        issued_vector_ops=scores * mask_ops(problem) + tiles_run * m * problem.head_dim,
-    )
-
-
 def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
     """Flops, and the bytes that arrive at the cores and leave them, from the lists alone."""
     sparse = require_blocks(problem)
@@ -268,15 +252,15 @@ def _cache_forms(problem: BlockSparse, schedule: Schedule, chip: Chip) -> tuple[
     row_bytes = Tensors.of(problem, chip).q.row_bytes
     lists = key_lists(problem, schedule)
     keys = keys_listed(problem, lists, schedule.tile[1])
-    sectors = list_sectors(lists, chip.limits.threads_per_warp)
+    listed = list_bytes(lists, chip.limits.threads_per_warp)
     local_bytes = footprint(problem, schedule, chip).local_bytes
     spilled = " + visited tiles · threads · spilled registers · 4" if local_bytes else ""
-    written = heads * problem.seqlen * row_bytes + flash2.lse_sectors(problem, schedule)
+    written = heads * problem.seqlen * row_bytes + flash2.stored_lse_bytes(problem, schedule)
     return (
         ClosedForm(
             quantity="l1_fill_bytes",
             formula="heads · ((N + 2 · key rows of listed tiles) · d · bytes + sectors of lists)",
-            value=heads * ((problem.seqlen + 2 * keys) * row_bytes + sectors * SECTOR_BYTES),
+            value=heads * ((problem.seqlen + 2 * keys) * row_bytes + listed),
             source=f"{PAPER}, algorithm 5: hidden blocks are skipped; lists: 32 indices a read",
         ),
         ClosedForm(

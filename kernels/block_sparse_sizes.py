@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from iosim.chip import Chip
 from iosim.kernels.attention import Tensors
 from iosim.kernels.masks import key_spans
+from iosim.kernels.streams import Numbers, run_bytes
 from iosim.problem import Schedule, tiles
 from iosim.problem_variants import BlockSparse
-from iosim.units import SECTOR_BYTES
 
 INDEX_BYTES = 4  # int32
-
-Numbers = NDArray[np.int64]
 
 
 class KeyLists(NamedTuple):
@@ -87,20 +84,18 @@ def seen(problem: BlockSparse) -> tuple[int, int]:
     return rows, int(np.count_nonzero((begin < end) & (blocks > 0)))
 
 
-def list_sectors(lists: KeyLists, lanes: int) -> int:
-    """Sectors of the reads of one head: both pointers of a tile, then `lanes` indices at a time."""
+def list_bytes(lists: KeyLists, lanes: int) -> int:
+    """Bytes that one head loads of the lists, in sectors.
+
+    Both pointers of a tile, then `lanes` indices at a time.
+    """
     places = np.arange(lists.lengths.size) * INDEX_BYTES
-    total = _sectors(places, np.full_like(places, 2 * INDEX_BYTES))
+    total = run_bytes(places, np.full_like(places, 2 * INDEX_BYTES))
     for begin, end in zip(lists.pointers[:-1].tolist(), lists.pointers[1:].tolist(), strict=True):
         start = np.arange(begin, end, lanes)
         size = np.minimum(lanes, end - start) * INDEX_BYTES
-        total += _sectors((lists.pointers.size + start) * INDEX_BYTES, size)
+        total += run_bytes((lists.pointers.size + start) * INDEX_BYTES, size)
     return total
-
-
-def _sectors(start: Numbers, size: Numbers) -> int:
-    """Sectors that runs of `size` bytes from `start` on touch, counted anew for every run."""
-    return int(((start + size - 1) // SECTOR_BYTES - start // SECTOR_BYTES + 1).sum())
 
 
 def window_rows(problem: BlockSparse, schedule: Schedule, chip: Chip) -> int:

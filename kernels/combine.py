@@ -17,8 +17,9 @@ import numpy as np
 
 from iosim.chip import Chip
 from iosim.emit import block_program, exps, load, numeric, store, vector
-from iosim.kernels.attention import STATISTIC_BYTES, operand
+from iosim.kernels.attention import STATISTIC_BYTES
 from iosim.kernels.rounding import FORMATS, to_format
+from iosim.kernels.streams import run_bytes
 from iosim.launch import Footprint, Launch, Operand
 from iosim.memory.layout import Matrix
 from iosim.ops import L1_BYPASS
@@ -153,9 +154,7 @@ def combine_bytes(problem: Attention, splits: int, columns: int, row_bytes: int)
         for first in range(matrices):
             moved += _sectors(first * splits, rows, splits, row0, count, size)
     top = np.arange(matrices, dtype=np.int64)[:, None] * rows + row0
-    start, end = top * row_bytes, (top + count) * row_bytes
-    stored = int(((end - 1) // SECTOR_BYTES - start // SECTOR_BYTES + 1).sum())
-    return moved * SECTOR_BYTES, stored * SECTOR_BYTES
+    return moved * SECTOR_BYTES, run_bytes(top * row_bytes, count * row_bytes)
 
 
 def _sectors(
@@ -167,8 +166,3 @@ def _sectors(
     high = ((top + count[:, None]) * size - 1) // SECTOR_BYTES
     again = (low[:, 1:] == high[:, :-1]).sum()  # a sector that two splits of a block share
     return int((high - low + 1).sum() - again)
-
-
-def scratch(name: str, address: int, size_bytes: int) -> Operand:
-    """An operand that passes from the splits to `combine`."""
-    return operand(name, "scratch", address, size_bytes)

@@ -33,12 +33,12 @@ from iosim.kernels.attention import (
     first_fit,
     from_shared,
     local_operand,
-    mask_ops,
     operand,
     parameters,
     registers_of,
     require_attention,
     require_tile,
+    tile_work,
 )
 from iosim.kernels.masks import key_spans, query_tiles, visited
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch
@@ -168,16 +168,8 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
 def work(problem: Problem, schedule: Schedule) -> Work:
     """Flops and exps of the unmasked pairs, and of the whole tiles that are executed."""
     attention = require_attention(problem)
-    m, n = schedule.tile[:2]
-    tiles_run = visited(attention, schedule) * attention.batch * attention.heads
-    scores, outputs = tiles_run * m * n, tiles_run * m * attention.head_dim
-    return Work(
-        flops=attention.matrix_flops(),
-        exps=attention.exps,
-        issued_flops=4 * scores * attention.head_dim,
-        issued_exps=scores,
-        issued_vector_ops=scores * mask_ops(attention) + outputs * OUTPUT_OPS,
-    )
+    run = visited(attention, schedule) * attention.batch * attention.heads
+    return tile_work(attention, schedule, run, output_ops=OUTPUT_OPS)
 
 
 def visits(problem: Attention, schedule: Schedule) -> tuple[int, int]:

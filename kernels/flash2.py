@@ -20,7 +20,6 @@ from iosim.chip import Chip
 from iosim.emit import block_program, exps, load, matrix, spill, store, vector
 from iosim.kernels.arithmetic import attend, consecutive, fetch, fetch_scaled, finish
 from iosim.kernels.attention import (
-    DEQUANT_OPS,
     STATISTIC_BYTES,
     Tensors,
     dequantize,
@@ -28,12 +27,12 @@ from iosim.kernels.attention import (
     forward_memory,
     from_shared,
     load_scale,
-    mask_ops,
     parameters,
     registers_of,
     require_attention,
     require_tile,
     spilled_bytes,
+    tile_work,
     window_choices,
 )
 from iosim.kernels.masks import (
@@ -44,11 +43,12 @@ from iosim.kernels.masks import (
     rows_fetched,
     visited,
 )
+from iosim.kernels.streams import run_bytes
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch
 from iosim.ops import L1_BYPASS, WINDOW
 from iosim.problem import Attention, Problem, Schedule, tiles
 from iosim.traffic import Work
-from iosim.units import SECTOR_BYTES, round_up
+from iosim.units import round_up
 
 Q, K, V, O, LSE, K_SCALE, V_SCALE, LOCAL = range(8)
 PAPER = "arXiv 2307.08691"
@@ -202,19 +202,8 @@ def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, 
 def work(problem: Problem, schedule: Schedule) -> Work:
     """Flops and exps of the unmasked pairs, and of the whole tiles that are executed."""
     attention = require_attention(problem, scales=True)
-    m, n = schedule.tile[:2]
-    tiles_run = visited(attention, schedule) * attention.batch * attention.heads
-    scores = tiles_run * m * n
-    vector_ops = scores * mask_ops(attention) + tiles_run * m * attention.head_dim
-    if attention.scaled:
-        vector_ops += tiles_run * 2 * n * attention.head_dim * DEQUANT_OPS
-    return Work(
-        flops=attention.matrix_flops(),
-        exps=attention.exps,
-        issued_flops=4 * scores * attention.head_dim,
-        issued_exps=scores,
-        issued_vector_ops=vector_ops,
-    )
+    heads = attention.batch * attention.heads
+    return tile_work(attention, schedule, visited(attention, schedule) * heads)
 
 
 def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
@@ -238,7 +227,7 @@ def _cache_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Cl
     key_bytes = tensors.k.row_bytes + STATISTIC_BYTES * problem.scaled
     local_bytes = footprint(problem, schedule, chip).local_bytes
     spilled = " + visited tiles · threads · spilled registers · 4" if local_bytes else ""
-    written = problem.seqlen * tensors.q.row_bytes * heads + lse_sectors(problem, schedule)
+    written = problem.seqlen * tensors.q.row_bytes * heads + stored_lse_bytes(problem, schedule)
     return (
         ClosedForm(
             quantity="l1_fill_bytes",
@@ -255,14 +244,13 @@ def _cache_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Cl
     )
 
 
-def lse_sectors(problem: Attention, schedule: Schedule) -> int:
+def stored_lse_bytes(problem: Attention, schedule: Schedule) -> int:
     """Bytes of the sectors that all blocks write of the log-sum-exp, each block its own."""
     m = schedule.tile[0]
     row0 = np.arange(0, problem.seqlen, m, dtype=np.int64)
     top = np.arange(problem.batch * problem.heads, dtype=np.int64)[:, None] * problem.seqlen
-    start = (top + row0) * STATISTIC_BYTES
-    last = (top + np.minimum(row0 + m, problem.seqlen)) * STATISTIC_BYTES - 1
-    return int((last // SECTOR_BYTES - start // SECTOR_BYTES + 1).sum()) * SECTOR_BYTES
+    rows = np.minimum(m, problem.seqlen - row0)
+    return run_bytes((top + row0) * STATISTIC_BYTES, rows * STATISTIC_BYTES)
 
 
 def _grid_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:

@@ -21,9 +21,9 @@ from iosim.kernels.attention import (
     STATISTIC_BYTES,
     Tensors,
     first_fit,
-    mask_ops,
     require_attention,
     require_tile,
+    tile_work,
 )
 from iosim.kernels.masks import key_spans, keys_loaded, visited
 from iosim.launch import ClosedForm, Footprint
@@ -236,16 +236,8 @@ def tiles_run(problem: Attention, schedule: Schedule, form: Cut) -> int:
 def work(problem: Problem, schedule: Schedule, chip: Chip) -> Work:
     """Flops and exps of the unmasked pairs, and of the whole tiles that are executed."""
     attention = require_attention(problem)
-    m, n = schedule.tile[:2]
-    pairs = tiles_run(attention, schedule, cut(attention, schedule, chip))
-    scores = pairs * m * n
-    return Work(
-        flops=attention.matrix_flops(),
-        exps=attention.exps,
-        issued_flops=4 * scores * attention.head_dim,
-        issued_exps=scores,
-        issued_vector_ops=scores * mask_ops(attention) + pairs * m * attention.head_dim,
-    )
+    run = tiles_run(attention, schedule, cut(attention, schedule, chip))
+    return tile_work(attention, schedule, run)
 
 
 def rows_loaded(problem: Attention, schedule: Schedule) -> int:

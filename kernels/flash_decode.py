@@ -19,55 +19,30 @@ from __future__ import annotations
 import numpy as np
 
 from iosim.chip import Chip
-from iosim.emit import block_program, exps, load, matrix, numeric, spill, store, vector
-from iosim.kernels.arithmetic import attend, fetch, fetch_scaled, stored
+from iosim.emit import block_program, exps, load, matrix, spill, vector
+from iosim.kernels.arithmetic import attend, fetch, fetch_scaled
 from iosim.kernels.attention import (
-    DEQUANT_OPS,
-    STATISTIC_BYTES,
     dequantize,
     load_scale,
-    mask_ops,
     parameters,
     require_attention,
     require_tile,
 )
-from iosim.kernels.combine import combine_launch
-from iosim.kernels.flash_decode_sizes import (
-    closed_forms,
-    default_schedule,
-    footprint,
-    memory,
-)
-from iosim.kernels.masks import key_tiles
-from iosim.kernels.packed import (
-    Packed,
-    key_chunk,
-    query_span,
-    require_splits,
-    visited_tiles,
-)
+from iosim.kernels.flash_decode_sizes import closed_forms, default_schedule, footprint, memory, work
+from iosim.kernels.packed import Packed, settle, split_span, store_split
+from iosim.kernels.split_kv import FIELDS, split_launches
 from iosim.launch import Kernel, Launch
 from iosim.ops import L1_BYPASS, WINDOW
-from iosim.problem import Attention, Problem, Schedule, tiles
+from iosim.problem import Problem, Schedule
 from iosim.problem_variants import Decode
-from iosim.traffic import Work
 
-Q, K, V, RESULT, LSE, K_SCALE, V_SCALE, LOCAL = range(8)
-FIELDS = ("rows", "splits", "chunk")
+Q, K, V, _, _, K_SCALE, V_SCALE, LOCAL = range(8)
 
 
 @block_program
 def split(block, first, last, p, out, tensors):
     """Steps [first, last) of a block; a step is one key tile of its split."""
-    row_tiles = (p.rows + p.tile_m - 1) // p.tile_m
-    part = block % p.splits
-    kv = block // p.splits // row_tiles
-    row0 = block // p.splits % row_tiles * p.tile_m
-    rows = min(p.tile_m, p.rows - row0)
-    begin, count = query_span(row0, rows, p)
-    seen0, seen_end = key_tiles(begin, count, p)
-    tile0 = max(seen0, part * p.chunk)
-    tile_end = max(tile0, min(seen_end, (part + 1) * p.chunk))
+    kv, part, row0, rows, tile0, tile_end = split_span(block, p)
     steps = p.chunk if p.grid else tile_end - tile0
     flags = WINDOW if p.grid else (L1_BYPASS if p.bypass else 0)
     once = WINDOW if p.grid else 0
@@ -114,84 +89,28 @@ def split(block, first, last, p, out, tensors):
                 attend(q, k, v, numbers, key0, m, total, acc, p)
     if last < steps:
         return n, False
-    end = max(steps - 1, 0)
-    if p.grid:
-        n = store(out, n, RESULT, once, end, p.o + q_at, q_rows, p.row_bytes, p.row_bytes)
-    else:
-        top = (kv * p.splits + part) * p.rows + row0
-        size = p.head_dim * STATISTIC_BYTES
-        n = store(out, n, RESULT, 0, end, p.o + top * size, rows, size, size)
-        size = rows * STATISTIC_BYTES
-        n = store(out, n, LSE, 0, end, p.lse + top * STATISTIC_BYTES, 1, size, size)
+    n = store_split(out, n, max(steps - 1, 0), kv, part, row0, rows, p.head_dim, p)
     if tensors is not None:
         settle(tensors, kv * p.splits + part, row0, m, total, acc, p)
     return n, True
 
 
-@numeric
-def settle(tensors, matrix, row0, m, total, acc, p):
-    """Writes the rows of a split: divided, in fp32 with their log-sum-exps; in a grid rounded."""
-    for r in range(m.size):
-        seen = total[r] > 0
-        for d in range(acc.shape[1]):
-            value = acc[r, d] / total[r] if seen else 0.0
-            tensors[RESULT][matrix, row0 + r, d] = stored(value, p) if p.grid else value
-        if not p.grid:
-            tensors[LSE][matrix, row0 + r] = m[r] + np.log(total[r]) if seen else -np.inf
-
-
 def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, ...]:
     """The splits, and on a GPU the launch that combines them."""
     attention = require_attention(problem, scales=True)
-    m, _, _ = require_tile(attention, schedule, chip)
-    splits = require_splits(schedule, chip)
-    packed, lies = Packed.of(attention, chip), memory(attention, schedule, chip)
-    values = {
-        **lies.values,
-        "rows": packed.rows,
-        "splits": splits,
-        "chunk": key_chunk(attention, schedule),
-        "q_rows": packed.q.rows,
-    }
-    first = Launch(
-        name="split",
+    require_tile(attention, schedule, chip)
+    lies, o = memory(attention, schedule, chip), (Packed.of(attention, chip).q, attention.head_dim)
+    return split_launches(
+        attention,
+        schedule,
+        chip,
         program=split,
-        params=parameters(attention, schedule, chip, values, FIELDS),
-        blocks=packed.count * tiles(packed.rows, m) * splits,
-        steps=key_chunk(attention, schedule),
-        ops_per_step=13,
-        ops_at_ends=3,
-        operands=lies.operands,
+        params=parameters(attention, schedule, chip, lies.values, FIELDS),
+        lies=lies,
+        o=o,
         footprint=footprint(attention, schedule, chip),
         work=work(attention, schedule),
-        dtype=attention.dtype,
-        stages=max(1, schedule.stages),
-        matrix_rows=m,
-    )
-    if chip.grid is not None:
-        return (first,)
-    part, lse = lies.operands[RESULT], lies.operands[LSE]
-    merged = (part, lse, lies.result)
-    return (
-        first,
-        combine_launch(attention, chip, splits, packed.q, attention.head_dim, merged),
-    )
-
-
-def work(problem: Attention, schedule: Schedule) -> Work:
-    """Of the splits: flops and exps of the unmasked pairs, and of the whole tiles."""
-    m, n = schedule.tile[:2]
-    run = visited_tiles(problem, schedule) * problem.batch * problem.kv_heads
-    scores = run * m * n
-    vector_ops = scores * mask_ops(problem) + run * m * problem.head_dim
-    if problem.scaled:
-        vector_ops += run * 2 * n * problem.head_dim * DEQUANT_OPS
-    return Work(
-        flops=problem.matrix_flops(),
-        exps=problem.exps,
-        issued_flops=4 * scores * problem.head_dim,
-        issued_exps=scores,
-        issued_vector_ops=vector_ops,
+        most_ops=(13, 3),
     )
 
 

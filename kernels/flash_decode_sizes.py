@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
 from iosim.chip import Chip
 from iosim.kernels.attention import (
     STATISTIC_BYTES,
     Tensors,
-    first_fit,
     from_shared,
-    local_operand,
-    operand,
     registers_of,
     require_attention,
     require_tile,
     spilled_bytes,
+    tile_work,
 )
-from iosim.kernels.combine import combine_bytes, scratch
+from iosim.kernels.combine import combine_bytes
 from iosim.kernels.masks import seen
-from iosim.kernels.packed import (
-    Packed,
-    default_splits,
+from iosim.kernels.packed import Packed, keys_of_tiles, row_tile, row_tile_spans, visited_tiles
+from iosim.kernels.split_kv import (
+    Memory,
+    Read,
     key_chunk,
-    keys_of_tiles,
     kv_tile_bytes,
-    partial_sizes,
-    row_tile,
-    row_tile_spans,
-    statistic_sectors,
-    visited_tiles,
+    split_memory,
+    split_schedule,
+    written_form,
 )
-from iosim.launch import ClosedForm, Footprint, Operand
-from iosim.memory.layout import addresses
-from iosim.problem import Attention, Problem, Schedule, tiles
+from iosim.launch import ClosedForm, Footprint
+from iosim.problem import Attention, Problem, Schedule
+from iosim.traffic import Work
 from iosim.units import dtype_bytes, round_up
 
 SOURCE = "Flash-Decoding, 2023"
@@ -48,24 +41,14 @@ def default_schedule(problem: Problem, chip: Chip) -> Schedule:
     On a TPU up to 128 rows × windows of 512 keys.
     """
     attention = require_attention(problem, scales=True)
-    if chip.grid is not None:
-        lanes = chip.grid.lanes
-        rows, most = row_tile(attention, lanes), round_up(attention.seqlen_k, lanes)
-        choices = [Schedule(tile=(rows, min(n, most)), stages=2) for n in (512, 256, lanes)]
-    else:
-        choices = [
-            Schedule(tile=(row_tile(attention, m), n), stages=stages, warps=4)
-            for m, n in ((64, 64), (32, 64), (16, 64), (16, 32), (16, 16))
-            for stages in (3, 2, 1)
-        ]
-    chosen = first_fit(choices, lambda schedule: [footprint(attention, schedule, chip)], chip)
-    if chip.grid is not None:
-        return chosen
-    m, n = chosen.tile[:2]
-    packed = Packed.of(attention, chip)
-    blocks = packed.count * tiles(packed.rows, m)
-    splits = default_splits(blocks, chip.cores_used, tiles(attention.seqlen_k, n))
-    return Schedule(tile=chosen.tile, stages=chosen.stages, warps=chosen.warps, splits=splits)
+    choices = [
+        Schedule(tile=(row_tile(attention, m), n), stages=stages, warps=4)
+        for m, n in ((64, 64), (32, 64), (16, 64), (16, 32), (16, 16))
+        for stages in (3, 2, 1)
+    ]
+    return split_schedule(
+        attention, chip, choices, lambda choice: footprint(attention, choice, chip)
+    )
 
 
 def footprint(problem: Attention, schedule: Schedule, chip: Chip) -> Footprint:
@@ -98,52 +81,28 @@ def footprint(problem: Attention, schedule: Schedule, chip: Chip) -> Footprint:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """The operands of the splits, O (where a second launch writes it), and their addresses."""
-
-    operands: tuple[Operand, ...]
-    result: Operand
-    values: Mapping[str, int]
-
-
 def memory(problem: Attention, schedule: Schedule, chip: Chip) -> Memory:
-    """Q, K, V, partial outputs and log-sum-exps, scales, local memory; O apart.
-
-    A chip that runs grids has no partial ones: O itself stands in their place.
-    """
+    """Q, K, V, what is stored, the scales of K and V, local memory; O apart."""
     tensors, packed = Tensors.of(problem, chip), Packed.of(problem, chip)
-    block = footprint(problem, schedule, chip)
-    part, lse = partial_sizes(problem, schedule, problem.head_dim)
-    if chip.grid is not None:
-        part = lse = 0
-    q, k, scale = packed.q.size_bytes, tensors.k.size_bytes, tensors.scale.size_bytes
-    where = addresses(q, k, k, part, lse, scale, scale, block.local_bytes, q)
     rows, keys = seen(problem)
     q_needed = packed.count * problem.group * rows * packed.q.row_bytes
-    k_needed = tensors.k.count * keys * tensors.k.row_bytes
-    result = operand("O", "out", where[8], q)
-    partial = result if chip.grid else scratch("O_part", where[3], part)
-    read = (
-        ("Q", where[0], q, q_needed),
-        ("K", where[1], k, k_needed),
-        ("V", where[2], k, k_needed),
+    k = (tensors.k.size_bytes, tensors.k.count * keys * tensors.k.row_bytes)
+    scale = (tensors.scale.size_bytes, tensors.scale.count * keys * STATISTIC_BYTES)
+    return split_memory(
+        problem,
+        schedule,
+        chip,
+        footprint(problem, schedule, chip),
+        (packed.q, problem.head_dim),
+        [Read("q", "Q", packed.q.size_bytes, q_needed), Read("k", "K", *k), Read("v", "V", *k)],
+        [Read("k_scale", "K_scale", *scale), Read("v_scale", "V_scale", *scale)],
     )
-    operands = (
-        *(
-            Operand(name=name, role="in", address=at, size_bytes=size, unique_bytes=needed)
-            for name, at, size, needed in read
-        ),
-        partial,
-        scratch("lse_part", where[4], lse),
-        *tensors.scale_operands(problem, where[5:7]),
-        local_operand(block, where[7], chip),
-    )
-    names = ("q", "k", "v", "o", "lse", "k_scale", "v_scale", "local")
-    values = dict(zip(names, where, strict=False))
-    values["o"] = partial.address
-    values["spill_bytes"] = block.local_bytes
-    return Memory(operands=operands, result=result, values=values)
+
+
+def work(problem: Attention, schedule: Schedule) -> Work:
+    """Of the splits: flops and exps of the unmasked pairs, and of the whole tiles."""
+    run = visited_tiles(problem, schedule) * problem.batch * problem.kv_heads
+    return tile_work(problem, schedule, run)
 
 
 def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
@@ -163,10 +122,9 @@ def _cache_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Cl
     packed, tensors = Packed.of(problem, chip), Tensors.of(problem, chip)
     splits, row = max(1, schedule.splits), packed.q.row_bytes
     key_bytes = tensors.k.row_bytes + STATISTIC_BYTES * problem.scaled
-    loaded, written = combine_bytes(problem, splits, problem.head_dim, row)
-    parts, _ = partial_sizes(problem, schedule, problem.head_dim)
-    spilled = footprint(problem, schedule, chip).local_bytes * visited_tiles(problem, schedule)
+    loaded, _ = combine_bytes(problem, splits, problem.head_dim, row)
     keys = 2 * keys_of_tiles(problem, schedule) * key_bytes
+    local_bytes = footprint(problem, schedule, chip).local_bytes
     return (
         ClosedForm(
             quantity="l1_fill_bytes",
@@ -175,12 +133,7 @@ def _cache_forms(problem: Attention, schedule: Schedule, chip: Chip) -> tuple[Cl
             value=packed.count * (splits * packed.rows * row + keys) + loaded,
             source=f"{SOURCE}: Q once per split, K and V once per group of query heads",
         ),
-        ClosedForm(
-            quantity="l1_write_bytes",
-            formula="splits · heads · N · (d + 1) · 4, in sectors; then heads · N · d · bytes",
-            value=parts + statistic_sectors(problem, schedule) + packed.count * spilled + written,
-            source=f"{SOURCE}: partial outputs in fp32, then O",
-        ),
+        written_form(problem, schedule, (packed.q, problem.head_dim), local_bytes, "d"),
     )
 
 

@@ -53,11 +53,12 @@ from iosim.kernels.row_blocks import (
     window_footprint,
     window_reads,
 )
+from iosim.kernels.streams import run_bytes
 from iosim.launch import ClosedForm, Footprint, Kernel, Launch, Operand
 from iosim.memory.layout import Matrix, addresses, matrix
 from iosim.problem import Problem, Rows, Schedule, tiles
 from iosim.traffic import Work
-from iosim.units import SECTOR_BYTES, dtype_bytes
+from iosim.units import dtype_bytes
 
 X, GAMMA, BETA, Y, MEAN, RSTD = range(6)
 TWO_READS = "two-reads"
@@ -234,9 +235,8 @@ def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Clos
 def statistic_bytes(problem: Rows, schedule: Schedule) -> int:
     """Bytes that the blocks of a GPU store of one statistic, in whole sectors."""
     starts = np.arange(0, problem.rows, schedule.tile[0], dtype=np.int64)
-    ends = np.minimum(starts + schedule.tile[0], problem.rows) * STATISTIC_BYTES
-    first, last = starts * STATISTIC_BYTES // SECTOR_BYTES, (ends - 1) // SECTOR_BYTES
-    return int((last - first + 1).sum()) * SECTOR_BYTES
+    rows = np.minimum(schedule.tile[0], problem.rows - starts)
+    return run_bytes(starts * STATISTIC_BYTES, rows * STATISTIC_BYTES)
 
 
 def _grid_forms(problem: Rows, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:

@@ -19,19 +19,15 @@ from __future__ import annotations
 import numpy as np
 
 from iosim.chip import Chip
-from iosim.emit import block_program, exps, load, matrix, spill, store, vector
+from iosim.emit import block_program, exps, load, matrix, spill, vector
 from iosim.kernels.arithmetic import attend, fetch, fetch_scaled
 from iosim.kernels.attention import (
-    STATISTIC_BYTES,
     dequantize,
     load_scale,
     parameters,
     require_attention,
     require_tile,
 )
-from iosim.kernels.combine import combine_launch
-from iosim.kernels.flash_decode import settle
-from iosim.kernels.masks import key_tiles
 from iosim.kernels.mla_decode_sizes import (
     closed_forms,
     default_schedule,
@@ -41,28 +37,20 @@ from iosim.kernels.mla_decode_sizes import (
     require_latent,
     work,
 )
-from iosim.kernels.packed import Packed, key_chunk, query_span, require_splits
+from iosim.kernels.packed import settle, split_span, store_split
+from iosim.kernels.split_kv import FIELDS, split_launches
 from iosim.launch import Kernel, Launch
 from iosim.ops import L1_BYPASS, WINDOW
-from iosim.problem import Problem, Schedule, tiles
+from iosim.problem import Problem, Schedule
 from iosim.problem_variants import LatentDecode
 
-Q, KV, SCALE, RESULT, LSE, LOCAL = range(6)
-FIELDS = ("rows", "splits", "chunk", "latent_dim", "o_row_bytes")
+Q, KV, SCALE, _, _, LOCAL = range(6)
 
 
 @block_program
 def split(block, first, last, p, out, tensors):
     """Steps [first, last) of a block; a step is one tile of tokens of its split."""
-    row_tiles = (p.rows + p.tile_m - 1) // p.tile_m
-    part = block % p.splits
-    kv = block // p.splits // row_tiles
-    row0 = block // p.splits % row_tiles * p.tile_m
-    rows = min(p.tile_m, p.rows - row0)
-    begin, count = query_span(row0, rows, p)
-    seen0, seen_end = key_tiles(begin, count, p)
-    tile0 = max(seen0, part * p.chunk)
-    tile_end = max(tile0, min(seen_end, (part + 1) * p.chunk))
+    kv, part, row0, rows, tile0, tile_end = split_span(block, p)
     steps = p.chunk if p.grid else tile_end - tile0
     flags = WINDOW if p.grid else (L1_BYPASS if p.bypass else 0)
     once = WINDOW if p.grid else 0
@@ -103,16 +91,7 @@ def split(block, first, last, p, out, tensors):
                 attend(q, k, k, numbers, key0, m, total, acc, p)
     if last < steps:
         return n, False
-    end = max(steps - 1, 0)
-    if p.grid:
-        at = p.o + (kv * p.q_rows + row0) * p.o_row_bytes
-        n = store(out, n, RESULT, once, end, at, q_rows, p.o_row_bytes, p.o_row_bytes)
-    else:
-        top = (kv * p.splits + part) * p.rows + row0
-        size = p.latent_dim * STATISTIC_BYTES
-        n = store(out, n, RESULT, 0, end, p.o + top * size, rows, size, size)
-        size = rows * STATISTIC_BYTES
-        n = store(out, n, LSE, 0, end, p.lse + top * STATISTIC_BYTES, 1, size, size)
+    n = store_split(out, n, max(steps - 1, 0), kv, part, row0, rows, p.latent_dim, p)
     if tensors is not None:
         settle(tensors, kv * p.splits + part, row0, m, total, acc, p)
     return n, True
@@ -121,38 +100,21 @@ def split(block, first, last, p, out, tensors):
 def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, ...]:
     """The splits, and on a GPU the launch that combines them."""
     latent = require_latent(require_attention(problem, scales=True))
-    m, _, _ = require_tile(latent, schedule, chip)
-    splits = require_splits(schedule, chip)
-    packed, o = Packed.of(latent, chip), output_of(latent, chip)
+    require_tile(latent, schedule, chip)
     lies = memory(latent, schedule, chip)
-    values = {
-        **lies.values,
-        "rows": packed.rows,
-        "splits": splits,
-        "chunk": key_chunk(latent, schedule),
-        "q_rows": packed.q.rows,
-        "latent_dim": latent.latent_dim,
-        "o_row_bytes": o.row_bytes,
-    }
-    first = Launch(
-        name="split",
+    values = {**lies.values, "latent_dim": latent.latent_dim}
+    return split_launches(
+        latent,
+        schedule,
+        chip,
         program=split,
-        params=parameters(latent, schedule, chip, values, FIELDS),
-        blocks=packed.count * tiles(packed.rows, m) * splits,
-        steps=key_chunk(latent, schedule),
-        ops_per_step=10,
-        ops_at_ends=3,
-        operands=lies.operands,
+        params=parameters(latent, schedule, chip, values, (*FIELDS, "latent_dim")),
+        lies=lies,
+        o=(output_of(latent, chip), latent.latent_dim),
         footprint=footprint(latent, schedule, chip),
         work=work(latent, schedule),
-        dtype=latent.dtype,
-        stages=max(1, schedule.stages),
-        matrix_rows=m,
+        most_ops=(10, 3),
     )
-    if chip.grid is not None:
-        return (first,)
-    merged = (lies.operands[RESULT], lies.operands[LSE], lies.result)
-    return (first, combine_launch(latent, chip, splits, o, latent.latent_dim, merged))
 
 
 KERNEL = Kernel(

@@ -7,36 +7,29 @@ import numpy as np
 from iosim.chip import Chip
 from iosim.errors import RequestError
 from iosim.kernels.attention import (
-    DEQUANT_OPS,
     STATISTIC_BYTES,
     Tensors,
-    first_fit,
     from_shared,
-    local_operand,
-    mask_ops,
-    operand,
     registers_of,
     require_attention,
     require_tile,
     spilled_bytes,
+    tile_work,
 )
-from iosim.kernels.combine import combine_bytes, scratch
-from iosim.kernels.flash_decode_sizes import Memory
+from iosim.kernels.combine import combine_bytes
 from iosim.kernels.masks import rows_fetched, seen
-from iosim.kernels.packed import (
-    Packed,
-    default_splits,
+from iosim.kernels.packed import Packed, keys_of_tiles, row_tile, row_tile_spans, visited_tiles
+from iosim.kernels.split_kv import (
+    Memory,
+    Read,
     key_chunk,
-    keys_of_tiles,
-    partial_sizes,
-    row_tile,
-    row_tile_spans,
-    statistic_sectors,
-    visited_tiles,
+    split_memory,
+    split_schedule,
+    written_form,
 )
-from iosim.launch import ClosedForm, Footprint, Operand
-from iosim.memory.layout import Matrix, addresses, matrix
-from iosim.problem import Problem, Schedule, tiles
+from iosim.launch import ClosedForm, Footprint
+from iosim.memory.layout import Matrix, matrix
+from iosim.problem import Problem, Schedule
 from iosim.problem_variants import LatentDecode
 from iosim.traffic import Work
 from iosim.units import dtype_bytes, round_up
@@ -63,25 +56,14 @@ def default_schedule(problem: Problem, chip: Chip) -> Schedule:
     On a TPU up to 128 rows × windows of 512 tokens.
     """
     latent = require_latent(require_attention(problem, scales=True))
-    if chip.grid is not None:
-        lanes = chip.grid.lanes
-        rows, most = row_tile(latent, lanes), round_up(latent.seqlen_k, lanes)
-        choices = [Schedule(tile=(rows, min(n, most)), stages=2) for n in (512, 256, lanes)]
-    else:
-        choices = [
-            Schedule(tile=(row_tile(latent, m), n), stages=stages, warps=8)
-            for m, n, stages in (
-                (64, 64, 2), (64, 64, 1), (64, 32, 1), (32, 32, 2), (32, 32, 1), (16, 32, 1),
-                (16, 16, 1),
-            )
-        ]  # fmt: skip
-    chosen = first_fit(choices, lambda schedule: [footprint(latent, schedule, chip)], chip)
-    if chip.grid is not None:
-        return chosen
-    m, n = chosen.tile[:2]
-    blocks = latent.batch * tiles(latent.heads * latent.seqlen, m)
-    splits = default_splits(blocks, chip.cores_used, tiles(latent.seqlen_k, n))
-    return Schedule(tile=chosen.tile, stages=chosen.stages, warps=chosen.warps, splits=splits)
+    choices = [
+        Schedule(tile=(row_tile(latent, m), n), stages=stages, warps=8)
+        for m, n, stages in (
+            (64, 64, 2), (64, 64, 1), (64, 32, 1), (32, 32, 2), (32, 32, 1), (16, 32, 1),
+            (16, 16, 1),
+        )
+    ]  # fmt: skip
+    return split_schedule(latent, chip, choices, lambda choice: footprint(latent, choice, chip))
 
 
 def footprint(problem: LatentDecode, schedule: Schedule, chip: Chip) -> Footprint:
@@ -117,55 +99,31 @@ def footprint(problem: LatentDecode, schedule: Schedule, chip: Chip) -> Footprin
 
 
 def memory(problem: LatentDecode, schedule: Schedule, chip: Chip) -> Memory:
-    """Q, the cache and its scales, partial outputs and log-sum-exps, local memory; O apart."""
+    """Q, the cache and its scales, what is stored, local memory; O apart."""
     tensors, packed = Tensors.of(problem, chip), Packed.of(problem, chip)
-    block = footprint(problem, schedule, chip)
-    part, lse = partial_sizes(problem, schedule, problem.latent_dim)
-    if chip.grid is not None:
-        part = lse = 0
-    o = output_of(problem, chip).size_bytes
-    q, k, scale = packed.q.size_bytes, tensors.k.size_bytes, tensors.scale.size_bytes
-    where = addresses(q, k, scale, part, lse, block.local_bytes, o)
     rows, keys = seen(problem)
-    needed = (
-        packed.count * problem.heads * rows * packed.q.row_bytes,
-        tensors.k.count * keys * tensors.k.row_bytes,
-        tensors.scale.count * keys * STATISTIC_BYTES,
+    q_needed = packed.count * problem.heads * rows * packed.q.row_bytes
+    kv = (tensors.k.size_bytes, tensors.k.count * keys * tensors.k.row_bytes)
+    scale = (tensors.scale.size_bytes, tensors.scale.count * keys * STATISTIC_BYTES)
+    return split_memory(
+        problem,
+        schedule,
+        chip,
+        footprint(problem, schedule, chip),
+        (output_of(problem, chip), problem.latent_dim),
+        [
+            Read("q", "Q", packed.q.size_bytes, q_needed),
+            Read("k", "KV", *kv),
+            Read("k_scale", "KV_scale", *scale),
+        ],
+        [],
     )
-    read = zip(("Q", "KV", "KV_scale"), where, (q, k, scale), needed, strict=False)
-    result = operand("O", "out", where[6], o)
-    partial = result if chip.grid else scratch("O_part", where[3], part)
-    operands = (
-        *(
-            Operand(name=name, role="in", address=at, size_bytes=size, unique_bytes=unique)
-            for name, at, size, unique in read
-        ),
-        partial,
-        scratch("lse_part", where[4], lse),
-        local_operand(block, where[5], chip),
-    )
-    names = ("q", "k", "k_scale", "o", "lse", "local")
-    values = dict(zip(names, where, strict=False))
-    values["o"] = partial.address
-    values["spill_bytes"] = block.local_bytes
-    return Memory(operands=operands, result=result, values=values)
 
 
 def work(problem: LatentDecode, schedule: Schedule) -> Work:
     """Of the splits: flops and exps of the unmasked pairs, and of the whole tiles."""
-    m, n = schedule.tile[:2]
     run = visited_tiles(problem, schedule) * problem.batch
-    scores = run * m * n
-    vector_ops = scores * mask_ops(problem) + run * m * problem.latent_dim
-    if problem.scaled:
-        vector_ops += run * n * problem.head_dim * DEQUANT_OPS
-    return Work(
-        flops=problem.matrix_flops(),
-        exps=problem.exps,
-        issued_flops=2 * scores * (problem.head_dim + problem.latent_dim),
-        issued_exps=scores,
-        issued_vector_ops=vector_ops,
-    )
+    return tile_work(problem, schedule, run, value_dim=problem.latent_dim, tensors=1)
 
 
 def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
@@ -183,13 +141,11 @@ def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Clos
 
 def _cache_forms(problem: LatentDecode, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
     packed, tensors = Packed.of(problem, chip), Tensors.of(problem, chip)
-    splits = max(1, schedule.splits)
+    splits, o = max(1, schedule.splits), output_of(problem, chip)
     key_bytes = tensors.k.row_bytes + STATISTIC_BYTES * problem.scaled
-    row = output_of(problem, chip).row_bytes
-    loaded, written = combine_bytes(problem, splits, problem.latent_dim, row)
-    parts, _ = partial_sizes(problem, schedule, problem.latent_dim)
-    spilled = footprint(problem, schedule, chip).local_bytes * visited_tiles(problem, schedule)
+    loaded, _ = combine_bytes(problem, splits, problem.latent_dim, o.row_bytes)
     tokens = keys_of_tiles(problem, schedule) * key_bytes
+    local_bytes = footprint(problem, schedule, chip).local_bytes
     return (
         ClosedForm(
             quantity="l1_fill_bytes",
@@ -198,12 +154,7 @@ def _cache_forms(problem: LatentDecode, schedule: Schedule, chip: Chip) -> tuple
             value=packed.count * (splits * packed.rows * packed.q.row_bytes + tokens) + loaded,
             source=f"{PAPER}: a token once per tile of packed rows, key and value at once",
         ),
-        ClosedForm(
-            quantity="l1_write_bytes",
-            formula="splits · heads · N · (latent + 1) · 4, in sectors; then heads · N · latent",
-            value=parts + statistic_sectors(problem, schedule) + packed.count * spilled + written,
-            source="Flash-Decoding, 2023: partial outputs in fp32, then O",
-        ),
+        written_form(problem, schedule, (o, problem.latent_dim), local_bytes, "latent"),
     )
 
 

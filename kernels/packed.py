@@ -1,4 +1,4 @@
-"""What the decoding kernels share: query rows packed by KV head, splits of the keys, their sizes.
+"""What the block programs of decoding share: query rows packed by KV head, splits of the keys.
 
 The query rows of all heads that share a KV head lie one after the other in memory and are one
 matrix: packed row r is query row r % seqlen of the r // seqlen-th of those heads (grouped-query
@@ -13,16 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iosim.chip import Chip
-from iosim.errors import RequestError
-from iosim.jit import inline
-from iosim.kernels.attention import STATISTIC_BYTES, Tensors
+from iosim.emit import inline, numeric, store
+from iosim.kernels.arithmetic import stored
+from iosim.kernels.attention import STATISTIC_BYTES
+from iosim.kernels.masks import key_tiles
 from iosim.memory.layout import Matrix, matrix
-from iosim.problem import Attention, Schedule, tiles
-from iosim.units import SECTOR_BYTES, ceil_div, dtype_bytes, round_up
+from iosim.ops import WINDOW
+from iosim.problem import Attention, Schedule
+from iosim.units import ceil_div, dtype_bytes, round_up
 
 LEAST_ROWS = 16  # rows of the smallest matrix instruction: fewer are padded
-MOST_SPLITS = 128
-ENOUGH = 0.85  # of the best wave efficiency
+RESULT, LSE = 3, 4  # operands of every split launch: what it stores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,46 +40,6 @@ class Packed:
         count, rows = problem.batch * problem.kv_heads, problem.group * problem.seqlen
         size = dtype_bytes(problem.dtype)
         return cls(q=matrix(chip, count, rows, problem.head_dim, size), count=count, rows=rows)
-
-
-def key_chunk(problem: Attention, schedule: Schedule) -> int:
-    """Key tiles of one split: whole tiles, shared out evenly, the last splits perhaps empty."""
-    return ceil_div(tiles(problem.seqlen_k, schedule.tile[1]), max(1, schedule.splits))
-
-
-def default_splits(blocks: int, cores: int, key_tiles: int) -> int:
-    """The fewest splits whose last wave is nearly as full as the fullest that is possible.
-
-    1 where the blocks nearly fill the cores by themselves. FlashAttention's rule
-    (`num_splits_heuristic`): waves = blocks · splits / cores, efficiency = waves / ⌈waves⌉, at
-    least 85 % of the best; a split that leaves the longest chunk as long as one fewer is no choice.
-    """
-    if blocks >= 0.8 * cores:
-        return 1
-    most = min(MOST_SPLITS, cores, key_tiles)
-    possible = [
-        splits
-        for splits in range(1, most + 1)
-        if splits == 1 or ceil_div(key_tiles, splits) != ceil_div(key_tiles, splits - 1)
-    ]
-    best = max(wave_efficiency(blocks * splits, cores) for splits in possible)
-    return next(s for s in possible if wave_efficiency(blocks * s, cores) >= ENOUGH * best)
-
-
-def wave_efficiency(blocks: int, cores: int) -> float:
-    """How full the waves of `blocks` are, one block to a core: 1 where the last one is full too."""
-    return blocks / cores / ceil_div(blocks, cores)
-
-
-def require_splits(schedule: Schedule, chip: Chip) -> int:
-    """The splits of a schedule. Raises RequestError for more than one on a chip that runs grids."""
-    splits = max(1, schedule.splits)
-    if chip.grid is not None and splits > 1:
-        raise RequestError(
-            f"{chip.name} runs the steps of a grid one after the other: {splits} splits gain "
-            "nothing there; leave --splits out"
-        )
-    return splits
 
 
 def row_tile_spans(problem: Attention, m: int, n: int) -> tuple[NDArray[np.int64], ...]:
@@ -111,34 +72,9 @@ def keys_of_tiles(problem: Attention, schedule: Schedule) -> int:
     return int((np.minimum(end * n, problem.seqlen_k) - first * n).sum())
 
 
-def statistic_sectors(problem: Attention, schedule: Schedule) -> int:
-    """Bytes of the sectors that the blocks write of the partial log-sum-exps of all splits."""
-    rows = problem.group * problem.seqlen
-    m, splits = schedule.tile[0], max(1, schedule.splits)
-    matrices = np.arange(problem.batch * problem.kv_heads * splits, dtype=np.int64)[:, None]
-    row0 = np.arange(0, rows, m, dtype=np.int64)[None, :]
-    start = (matrices * rows + row0) * STATISTIC_BYTES
-    length = np.minimum(m, rows - row0) * STATISTIC_BYTES
-    touched = (start + length - 1) // SECTOR_BYTES - start // SECTOR_BYTES + 1
-    return int(touched.sum()) * SECTOR_BYTES
-
-
 def row_tile(problem: Attention, most: int) -> int:
     """Rows of a block: all packed rows, padded to the smallest instruction, or `most`."""
     return min(most, round_up(problem.group * problem.seqlen, LEAST_ROWS))
-
-
-def partial_sizes(problem: Attention, schedule: Schedule, columns: int) -> tuple[int, int]:
-    """Bytes of the fp32 partial outputs and log-sum-exps of all splits."""
-    rows = problem.batch * problem.heads * problem.seqlen * max(1, schedule.splits)
-    return rows * columns * STATISTIC_BYTES, rows * STATISTIC_BYTES
-
-
-def kv_tile_bytes(problem: Attention, schedule: Schedule, chip: Chip) -> int:
-    """Bytes of a tile of K and one of V with their scales."""
-    tensors, n = Tensors.of(problem, chip), schedule.tile[1]
-    scale_bytes = tensors.scale.rows * n * STATISTIC_BYTES if problem.scaled else 0
-    return 2 * (n * tensors.k.row_bytes + scale_bytes)
 
 
 @inline
@@ -154,3 +90,43 @@ def query_rows(row0: int, rows: int, seqlen: int) -> tuple[int, int]:
     """`query_span` for whole problems."""
     begin = row0 % seqlen
     return (0, seqlen) if begin + rows > seqlen else (begin, rows)
+
+
+@inline
+def split_span(block, p):
+    """(KV head, split, first packed row, rows, first key tile, past-the-last one) of a block."""
+    row_tiles = (p.rows + p.tile_m - 1) // p.tile_m
+    part = block % p.splits
+    kv = block // p.splits // row_tiles
+    row0 = block // p.splits % row_tiles * p.tile_m
+    rows = min(p.tile_m, p.rows - row0)
+    begin, count = query_span(row0, rows, p)
+    first, end = key_tiles(begin, count, p)
+    first = max(first, part * p.chunk)
+    return kv, part, row0, rows, first, max(first, min(end, (part + 1) * p.chunk))
+
+
+@inline
+def store_split(out, n, step, kv, part, row0, rows, columns, p):
+    """What a block stores at its end: rows of O in a grid, else of its split, with their lse."""
+    if p.grid:
+        at = p.o + (kv * p.q_rows + row0) * p.o_row_bytes
+        q_rows = min(p.tile_m, p.q_rows - row0)
+        return store(out, n, RESULT, WINDOW, step, at, q_rows, p.o_row_bytes, p.o_row_bytes)
+    top = (kv * p.splits + part) * p.rows + row0
+    size = columns * STATISTIC_BYTES
+    n = store(out, n, RESULT, 0, step, p.o + top * size, rows, size, size)
+    size = rows * STATISTIC_BYTES
+    return store(out, n, LSE, 0, step, p.lse + top * STATISTIC_BYTES, 1, size, size)
+
+
+@numeric
+def settle(tensors, matrix, row0, m, total, acc, p):
+    """Writes the rows of a split: divided, in fp32 with their log-sum-exps; in a grid rounded."""
+    for r in range(m.size):
+        seen = total[r] > 0
+        for d in range(acc.shape[1]):
+            value = acc[r, d] / total[r] if seen else 0.0
+            tensors[RESULT][matrix, row0 + r, d] = stored(value, p) if p.grid else value
+        if not p.grid:
+            tensors[LSE][matrix, row0 + r] = m[r] + np.log(total[r]) if seen else -np.inf

@@ -28,7 +28,6 @@ from iosim.emit import (
     move,
     numeric,
     spill,
-    store,
     vector,
 )
 from iosim.kernels.arithmetic import attend, fetch, stored
@@ -39,12 +38,9 @@ from iosim.kernels.attention import (
     require_attention,
     require_tile,
 )
-from iosim.kernels.combine import combine_launch
-from iosim.kernels.flash_decode import settle, work
 from iosim.kernels.flash_decode_sizes import default_schedule as unpaged_schedule
-from iosim.kernels.flash_decode_sizes import footprint
-from iosim.kernels.masks import key_tiles
-from iosim.kernels.packed import Packed, key_chunk, query_span, require_splits
+from iosim.kernels.flash_decode_sizes import footprint, work
+from iosim.kernels.packed import Packed, settle, split_span, store_split
 from iosim.kernels.paged_decode_sizes import (
     INDEX_BYTES,
     closed_forms,
@@ -53,13 +49,14 @@ from iosim.kernels.paged_decode_sizes import (
     require_pages,
     tile_for_pages,
 )
+from iosim.kernels.split_kv import FIELDS, split_launches
 from iosim.launch import Kernel, Launch
 from iosim.ops import L1_BYPASS, LOAD, WINDOW
-from iosim.problem import Problem, Schedule, tiles
+from iosim.problem import Problem, Schedule
 from iosim.problem_variants import PagedDecode
 
-Q, K, V, RESULT, LSE, K_SCALE, V_SCALE, LOCAL, PAGES = range(9)
-FIELDS = ("rows", "splits", "chunk", "kv_heads", "page_size", "pages", "pool", "pieces", "table")
+Q, K, V, _, _, K_SCALE, V_SCALE, PAGES, LOCAL = range(9)
+OWN_FIELDS = ("kv_heads", "page_size", "pages", "pool", "pieces", "table")
 FIRST_SLOT = 8  # windows of pages come after those of the operands
 
 
@@ -67,15 +64,7 @@ FIRST_SLOT = 8  # windows of pages come after those of the operands
 def split(block, first, last, params, out, tensors):
     """Steps [first, last) of a block; a step is one key tile of its split."""
     p, table = params
-    row_tiles = (p.rows + p.tile_m - 1) // p.tile_m
-    part = block % p.splits
-    kv = block // p.splits // row_tiles
-    row0 = block // p.splits % row_tiles * p.tile_m
-    rows = min(p.tile_m, p.rows - row0)
-    begin, count = query_span(row0, rows, p)
-    seen0, seen_end = key_tiles(begin, count, p)
-    tile0 = max(seen0, part * p.chunk)
-    tile_end = max(tile0, min(seen_end, (part + 1) * p.chunk))
+    kv, part, row0, rows, tile0, tile_end = split_span(block, p)
     steps = p.chunk if p.grid else tile_end - tile0
     once = WINDOW if p.grid else 0
     q_rows = min(p.tile_m, p.q_rows - row0)
@@ -115,15 +104,7 @@ def split(block, first, last, params, out, tensors):
                 attend(q, k, v, numbers, key0, m, total, acc, p)
     if last < steps:
         return n, False
-    end = max(steps - 1, 0)
-    if p.grid:
-        n = store(out, n, RESULT, once, end, p.o + q_at, q_rows, p.row_bytes, p.row_bytes)
-    else:
-        top = (kv * p.splits + part) * p.rows + row0
-        size = p.head_dim * STATISTIC_BYTES
-        n = store(out, n, RESULT, 0, end, p.o + top * size, rows, size, size)
-        size = rows * STATISTIC_BYTES
-        n = store(out, n, LSE, 0, end, p.lse + top * STATISTIC_BYTES, 1, size, size)
+    n = store_split(out, n, max(steps - 1, 0), kv, part, row0, rows, p.head_dim, p)
     if tensors is not None:
         settle(tensors, kv * p.splits + part, row0, m, total, acc, p)
     return n, True
@@ -197,41 +178,29 @@ def default_schedule(problem: Problem, chip: Chip) -> Schedule:
 def launches(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Launch, ...]:
     """The splits, and on a GPU the launch that combines them."""
     paged = require_pages(require_attention(problem, scales=True))
-    m, n, _ = require_tile(paged, schedule, chip)
-    splits = require_splits(schedule, chip)
-    packed, lies = Packed.of(paged, chip), memory(paged, schedule, chip)
+    _, n, _ = require_tile(paged, schedule, chip)
+    lies, pieces = memory(paged, schedule, chip), pieces_of(paged, n)
     values = {
         **lies.values,
-        "rows": packed.rows,
-        "splits": splits,
-        "chunk": key_chunk(paged, schedule),
-        "q_rows": packed.q.rows,
         "kv_heads": paged.kv_heads,
         "page_size": paged.page_size,
         "pages": paged.pages,
         "pool": paged.batch * paged.pages,
-        "pieces": pieces_of(paged, n),
+        "pieces": pieces,
     }
     table = np.ascontiguousarray(paged.page_table().ravel())
-    first = Launch(
-        name="split",
+    return split_launches(
+        paged,
+        schedule,
+        chip,
         program=split,
-        params=(parameters(paged, schedule, chip, values, FIELDS), table),
-        blocks=packed.count * tiles(packed.rows, m) * splits,
-        steps=key_chunk(paged, schedule),
-        ops_per_step=9 + 4 * pieces_of(paged, n),
-        ops_at_ends=4,
-        operands=lies.operands,
+        params=(parameters(paged, schedule, chip, values, (*FIELDS, *OWN_FIELDS)), table),
+        lies=lies,
+        o=(Packed.of(paged, chip).q, paged.head_dim),
         footprint=footprint(paged, schedule, chip),
         work=work(paged, schedule),
-        dtype=paged.dtype,
-        stages=max(1, schedule.stages),
-        matrix_rows=m,
+        most_ops=(9 + 4 * pieces, 4),
     )
-    if chip.grid is not None:
-        return (first,)
-    merged = (lies.operands[RESULT], lies.operands[LSE], lies.result)
-    return (first, combine_launch(paged, chip, splits, packed.q, paged.head_dim, merged))
 
 
 KERNEL = Kernel(

@@ -8,24 +8,18 @@ import numpy as np
 
 from iosim.chip import Chip
 from iosim.errors import RequestError
-from iosim.kernels.attention import STATISTIC_BYTES, local_operand, operand, require_attention
-from iosim.kernels.combine import combine_bytes, scratch
-from iosim.kernels.flash_decode_sizes import Memory, drained_form, footprint
+from iosim.kernels.attention import STATISTIC_BYTES, require_attention
+from iosim.kernels.combine import combine_bytes
+from iosim.kernels.flash_decode_sizes import drained_form, footprint
 from iosim.kernels.masks import seen
-from iosim.kernels.packed import (
-    Packed,
-    key_chunk,
-    keys_of_tiles,
-    partial_sizes,
-    row_tile_spans,
-    statistic_sectors,
-    visited_tiles,
-)
-from iosim.launch import ClosedForm, Operand
-from iosim.memory.layout import Matrix, addresses, matrix
+from iosim.kernels.packed import Packed, keys_of_tiles, row_tile_spans
+from iosim.kernels.split_kv import Memory, Read, key_chunk, split_memory, written_form
+from iosim.kernels.streams import run_bytes
+from iosim.launch import ClosedForm
+from iosim.memory.layout import Matrix, matrix
 from iosim.problem import Attention, Problem, Schedule
 from iosim.problem_variants import PagedDecode
-from iosim.units import SECTOR_BYTES, ceil_div, dtype_bytes
+from iosim.units import ceil_div, dtype_bytes
 
 PAPER = "arXiv 2309.06180"
 INDEX_BYTES = 4  # a page number is an int32
@@ -84,65 +78,35 @@ def require_form(problem: PagedDecode, schedule: Schedule, chip: Chip) -> None:
 
 
 def memory(problem: PagedDecode, schedule: Schedule, chip: Chip) -> Memory:
-    """Q, the pools of K and V, partial outputs, scales, local memory, page table; O apart."""
+    """Q, the pools of K and V, what is stored, scales, page table, local memory; O apart.
+
+    The table is no operand of a grid.
+    """
     require_form(problem, schedule, chip)
-    block = footprint(problem, schedule, chip)
-    part, lse = partial_sizes(problem, schedule, problem.head_dim) if chip.grid is None else (0, 0)
-    sizes = read_sizes(problem, chip)
-    q, k, scale, table = (sizes[name] for name in ("Q", "K", "K_scale", "pages"))
-    where = addresses(q, k, k, part, lse, scale, scale, block.local_bytes, table, q)
-    result = operand("O", "out", where[9], q)
-    partial = result if chip.grid else scratch("O_part", where[3], part)
-    needed = needed_bytes(problem, chip)
-
-    def read(name: str, at: int) -> Operand:
-        size = sizes[name]
-        unique = needed[name] if size else 0
-        return Operand(name=name, role="in", address=at, size_bytes=size, unique_bytes=unique)
-
-    operands = (
-        *(read(name, at) for name, at in zip("QKV", where, strict=False)),
-        partial,
-        scratch("lse_part", where[4], lse),
-        read("K_scale", where[5]),
-        read("V_scale", where[6]),
-        local_operand(block, where[7], chip),
-        read("pages", where[8]),
-    )
-    names = ("q", "k", "v", "o", "lse", "k_scale", "v_scale", "local", "table")
-    values = dict(zip(names, where, strict=False))
-    values["o"] = partial.address
-    values["spill_bytes"] = block.local_bytes
-    values["k_rows"] = pool_of(problem, chip).rows
-    values["scale_rows"] = int(problem.scaled)
-    return Memory(operands=operands, result=result, values=values)
-
-
-def read_sizes(problem: PagedDecode, chip: Chip) -> dict[str, int]:
-    """Bytes of each operand that is read; the table is no operand of a grid."""
-    pages = problem.batch * problem.pages
-    pool = pool_of(problem, chip).size_bytes
-    scale = pages * problem.page_size * problem.kv_heads * STATISTIC_BYTES * problem.scaled
-    table = pages * INDEX_BYTES if chip.grid is None else 0
-    q = Packed.of(problem, chip).q.size_bytes
-    return {"Q": q, "K": pool, "V": pool, "K_scale": scale, "V_scale": scale, "pages": table}
-
-
-def needed_bytes(problem: PagedDecode, chip: Chip) -> dict[str, int]:
-    """Bytes of each operand that have to be read once: rows that see keys, keys that are seen."""
+    packed, pool = Packed.of(problem, chip), pool_of(problem, chip)
     rows, keys = seen(problem)
-    packed = Packed.of(problem, chip)
-    heads = problem.batch * problem.kv_heads
-    k = heads * keys * pool_of(problem, chip).row_bytes
-    scale = heads * keys * STATISTIC_BYTES
-    return {
-        "Q": packed.count * problem.group * rows * packed.q.row_bytes,
-        "K": k,
-        "V": k,
-        "K_scale": scale,
-        "V_scale": scale,
-        "pages": problem.batch * ceil_div(keys, problem.page_size) * INDEX_BYTES,
-    }
+    pages, heads = problem.batch * problem.pages, problem.batch * problem.kv_heads
+    q_needed = packed.count * problem.group * rows * packed.q.row_bytes
+    k = (pool.size_bytes, heads * keys * pool.row_bytes)
+    scale_bytes = pages * problem.page_size * problem.kv_heads * STATISTIC_BYTES * problem.scaled
+    scale = (scale_bytes, heads * keys * STATISTIC_BYTES)
+    numbers = problem.batch * ceil_div(keys, problem.page_size) * INDEX_BYTES
+    table = (pages * INDEX_BYTES if chip.grid is None else 0, numbers)
+    lies = split_memory(
+        problem,
+        schedule,
+        chip,
+        footprint(problem, schedule, chip),
+        (packed.q, problem.head_dim),
+        [Read("q", "Q", packed.q.size_bytes, q_needed), Read("k", "K", *k), Read("v", "V", *k)],
+        [
+            Read("k_scale", "K_scale", *scale),
+            Read("v_scale", "V_scale", *scale),
+            Read("table", "pages", *table),
+        ],
+    )
+    own = {"k_rows": pool.rows, "scale_rows": int(problem.scaled)}
+    return dataclasses.replace(lies, values={**lies.values, **own})
 
 
 def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[ClosedForm, ...]:
@@ -158,29 +122,23 @@ def closed_forms(problem: Problem, schedule: Schedule, chip: Chip) -> tuple[Clos
         return (flops, drained_form(paged, schedule, chip))
     packed = Packed.of(paged, chip)
     splits, row = max(1, schedule.splits), packed.q.row_bytes
-    loaded, written = combine_bytes(paged, splits, paged.head_dim, row)
+    loaded, _ = combine_bytes(paged, splits, paged.head_dim, row)
     keys = 2 * keys_of_tiles(paged, schedule) * pool_of(paged, chip).row_bytes
-    parts, _ = partial_sizes(paged, schedule, paged.head_dim)
-    spilled = footprint(paged, schedule, chip).local_bytes * visited_tiles(paged, schedule)
     fill = ClosedForm(
         quantity="l1_fill_bytes",
         formula="splits · Q + KV heads · 2 · keys of visited tiles · d · bytes + page numbers, in "
         "sectors; then splits · heads · N · (d + 1) · 4",
         value=packed.count * (splits * packed.rows * row + keys)
-        + table_sectors(paged, schedule)
+        + table_bytes(paged, schedule)
         + loaded,
         source=f"{PAPER}: every page once per block, and its number",
     )
-    write = ClosedForm(
-        quantity="l1_write_bytes",
-        formula="splits · heads · N · (d + 1) · 4, in sectors; then heads · N · d · bytes",
-        value=parts + statistic_sectors(paged, schedule) + packed.count * spilled + written,
-        source="Flash-Decoding, 2023: partial outputs in fp32, then O",
-    )
+    local_bytes = footprint(paged, schedule, chip).local_bytes
+    write = written_form(paged, schedule, (packed.q, paged.head_dim), local_bytes, "d")
     return (flops, write) if paged.scaled else (flops, fill, write)
 
 
-def table_sectors(problem: Attention, schedule: Schedule) -> int:
+def table_bytes(problem: Attention, schedule: Schedule) -> int:
     """Bytes of the sectors that all blocks load of the page table."""
     paged = require_pages(problem)
     n, chunk, splits = schedule.tile[1], key_chunk(paged, schedule), max(1, schedule.splits)
@@ -190,9 +148,7 @@ def table_sectors(problem: Attention, schedule: Schedule) -> int:
     tile_end = np.minimum(end[None, :], (part + 1) * chunk)
     low = tile0 * n // paged.page_size
     high = -(-np.minimum(tile_end * n, paged.seqlen_k) // paged.page_size)
-    total = 0
-    for sequence in range(paged.batch):
-        start = (sequence * paged.pages + low) * INDEX_BYTES // SECTOR_BYTES
-        last = ((sequence * paged.pages + high) * INDEX_BYTES - 1) // SECTOR_BYTES
-        total += int(np.where(tile_end > tile0, last - start + 1, 0).sum())
-    return total * paged.kv_heads * SECTOR_BYTES
+    some = tile_end > tile0  # other blocks have no key of their own
+    first_page = np.arange(paged.batch, dtype=np.int64)[:, None] * paged.pages + low[some]
+    loaded = run_bytes(first_page * INDEX_BYTES, (high - low)[some] * INDEX_BYTES)
+    return loaded * paged.kv_heads

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iosim.chip import Chip
 from iosim.emit import inline, store
@@ -21,6 +22,7 @@ from iosim.problem import Problem, Schedule, Stream, tiles
 from iosim.traffic import Work
 from iosim.units import SECTOR_BYTES, ceil_div, dtype_bytes, round_up
 
+Numbers = NDArray[np.int64]
 LENGTH_FACTOR = 16  # a compiler knows that a length is aligned where it divides by this
 RUN_BYTES = 16  # what one thread stores: at once where aligned, else element by element
 
@@ -181,6 +183,12 @@ def store_sectors(problem: Stream, block: int, pieces: int) -> int:
 def whole_sectors(size_bytes: int) -> int:
     """`size_bytes` rounded up to sectors."""
     return round_up(size_bytes, SECTOR_BYTES)
+
+
+def run_bytes(start: Numbers, size: Numbers) -> int:
+    """Bytes of the sectors that runs of `size` bytes from `start` touch, counted for each run."""
+    first, last = start // SECTOR_BYTES, (start + size - 1) // SECTOR_BYTES
+    return int((last - first + 1).sum()) * SECTOR_BYTES
 
 
 def tile_sectors(rows: int, pitch_bytes: int, tile_rows: int, tile_bytes: int) -> int:

@@ -11,7 +11,7 @@ from iosim.engine.blocks import CachedMemory, run_blocks
 from iosim.engine.grid import run_grid
 from iosim.errors import RequestError
 from iosim.kernels import load_kernel, reference
-from iosim.kernels.block_sparse_sizes import key_lists, keys_listed, list_sectors, seen
+from iosim.kernels.block_sparse_sizes import key_lists, keys_listed, list_bytes, seen
 from iosim.kernels.rounding import FORMATS, rounded, unit_roundoff
 from iosim.launch import why_not
 from iosim.ops import EXP, LOAD, MATRIX, VECTOR
@@ -160,7 +160,7 @@ def test_lists_pairs_and_compulsory_rows_are_those_of_the_mask(data):
     assert problem.keys_of_rows().tolist() == pairs.sum(axis=1).tolist()
     assert problem.pairs == pairs.sum()
     assert seen(problem) == (pairs.any(axis=1).sum(), pairs.any(axis=0).sum())
-    touched = list_sectors(lists, 32) * 32
+    touched = list_bytes(lists, 32)
     assert touched >= 4 * (lists.indices.size + 2 * lists.lengths.size)
 
 
@@ -242,7 +242,7 @@ def test_a_mask_that_hides_nothing_is_flash2(harness, data, causal, window, m):
     assert (one["O"] == other["O"]).all()
     assert (one["lse"] == other["lse"]).all()
     mine, theirs = forms_of(sparse, schedule, GPU), forms_of(dense, schedule, GPU, DENSE)
-    lists = 2 * 32 * list_sectors(key_lists(sparse, schedule), 32)
+    lists = 2 * list_bytes(key_lists(sparse, schedule), 32)
     assert mine == {**theirs, "l1_fill_bytes": theirs["l1_fill_bytes"] + lists}
 
 

@@ -12,7 +12,7 @@ from iosim.engine.blocks import CachedMemory, run_blocks
 from iosim.engine.grid import run_grid
 from iosim.errors import RequestError
 from iosim.kernels import load_kernel, reference, rounding
-from iosim.kernels.packed import default_splits, wave_efficiency
+from iosim.kernels.split_kv import default_splits, wave_efficiency
 from iosim.launch import why_not
 from iosim.ops import EXP, MATRIX, VECTOR
 from iosim.problem import Attention, Schedule
