@@ -25,13 +25,14 @@ def fetch(tensor, matrix, row0, rows, columns):
 
 
 @numeric
-def fetch_scaled(tensor, scales, matrix, row0, rows, columns, p):
-    """Like `fetch`, of stored rows times their scales, in the dtype of the products."""
+def fetch_keys(tensor, scales, matrix, row0, rows, columns, p):
+    """Like `fetch`, of keys or values: rows with scales in the dtype of the products."""
     tile = fetch(tensor, matrix, row0, rows, columns)
-    for r in range(rows):
-        scale = scales[matrix, 0, row0 + r]
-        for c in range(columns):
-            tile[r, c] = stored(tile[r, c] * scale, p)
+    if p.scale_rows > 0:
+        for r in range(rows):
+            scale = scales[matrix, 0, row0 + r]
+            for c in range(columns):
+                tile[r, c] = stored(tile[r, c] * scale, p)
     return tile
 
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from iosim.chip import Chip
 from iosim.emit import block_program, exps, load, numeric, store, vector
-from iosim.kernels.attention import STATISTIC_BYTES
+from iosim.kernels.attention import STATISTIC_BYTES, threads_of
 from iosim.kernels.rounding import FORMATS, to_format
 from iosim.kernels.streams import run_bytes
 from iosim.launch import Footprint, Launch, Operand
 from iosim.memory.layout import Matrix
 from iosim.ops import L1_BYPASS
-from iosim.problem import Attention, tiles
+from iosim.problem import Attention, Schedule, tiles
 from iosim.traffic import Work
 from iosim.units import SECTOR_BYTES, dtype_bytes
 
@@ -131,16 +131,10 @@ def combine_launch(
         ops_per_step=5,
         ops_at_ends=0,
         operands=operands,
-        footprint=Footprint(registers=REGISTERS, threads=WARPS * threads_per_warp(chip)),
+        footprint=Footprint(registers=REGISTERS, threads=threads_of(Schedule(warps=WARPS), chip)),
         work=Work(issued_exps=cells, issued_vector_ops=cells * columns * COMBINE_OPS),
         dtype=problem.dtype,
     )
-
-
-def threads_per_warp(chip: Chip) -> int:
-    """Of a GPU."""
-    assert chip.limits is not None
-    return chip.limits.threads_per_warp
 
 
 def combine_bytes(problem: Attention, splits: int, columns: int, row_bytes: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from iosim.chip import Chip
 from iosim.emit import block_program, exps, load, matrix, spill, store, vector
-from iosim.kernels.arithmetic import attend, consecutive, fetch, fetch_scaled, finish
+from iosim.kernels.arithmetic import attend, consecutive, fetch, fetch_keys, finish
 from iosim.kernels.attention import (
     STATISTIC_BYTES,
     Tensors,
@@ -99,12 +99,8 @@ def flash2(block, first, last, p, out, tensors):
             n = matrix(out, n, step, p.tile_m, p.head_dim, p.tile_n)
             n = spill(out, n, LOCAL, step, p.local, p.spill_bytes)
             if tensors is not None:
-                if p.scale_rows > 0:
-                    k = fetch_scaled(tensors[K], tensors[K_SCALE], kv, key0, keys, p.head_dim, p)
-                    v = fetch_scaled(tensors[V], tensors[V_SCALE], kv, key0, keys, p.head_dim, p)
-                else:
-                    k = fetch(tensors[K], kv, key0, keys, p.head_dim)
-                    v = fetch(tensors[V], kv, key0, keys, p.head_dim)
+                k = fetch_keys(tensors[K], tensors[K_SCALE], kv, key0, keys, p.head_dim, p)
+                v = fetch_keys(tensors[V], tensors[V_SCALE], kv, key0, keys, p.head_dim, p)
                 attend(q, k, v, consecutive(row0, rows), key0, m, total, acc, p)
     if last < steps:
         return n, False

@@ -20,7 +20,7 @@ import numpy as np
 
 from iosim.chip import Chip
 from iosim.emit import block_program, exps, load, matrix, spill, vector
-from iosim.kernels.arithmetic import attend, fetch, fetch_scaled
+from iosim.kernels.arithmetic import attend, fetch, fetch_keys
 from iosim.kernels.attention import (
     dequantize,
     load_scale,
@@ -80,12 +80,8 @@ def split(block, first, last, p, out, tensors):
             n = matrix(out, n, step, p.tile_m, p.head_dim, p.tile_n)
             n = spill(out, n, LOCAL, step, p.local, p.spill_bytes)
             if tensors is not None:
-                if p.scale_rows > 0:
-                    k = fetch_scaled(tensors[K], tensors[K_SCALE], kv, key0, keys, p.head_dim, p)
-                    v = fetch_scaled(tensors[V], tensors[V_SCALE], kv, key0, keys, p.head_dim, p)
-                else:
-                    k = fetch(tensors[K], kv, key0, keys, p.head_dim)
-                    v = fetch(tensors[V], kv, key0, keys, p.head_dim)
+                k = fetch_keys(tensors[K], tensors[K_SCALE], kv, key0, keys, p.head_dim, p)
+                v = fetch_keys(tensors[V], tensors[V_SCALE], kv, key0, keys, p.head_dim, p)
                 attend(q, k, v, numbers, key0, m, total, acc, p)
     if last < steps:
         return n, False

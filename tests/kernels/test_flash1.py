@@ -9,7 +9,6 @@ from iosim.engine.blocks import CachedMemory, run_blocks
 from iosim.errors import RequestError
 from iosim.kernels import load_kernel, reference
 from iosim.launch import why_not
-from iosim.ops import EXP, MATRIX, VECTOR
 from iosim.problem import Attention, Schedule
 from iosim.profiles import load_profile
 
@@ -48,22 +47,8 @@ def test_computes_attention(harness, data, tile, peak, cuts):
     arrays = harness.attention_arrays(problem, peak)
     computed = harness.compute(harness.exact(launch), arrays)
     assert_right(arrays, problem)
-    for block, ops in enumerate(computed):
-        edges = sorted({cut % max(launch.steps, 1) for cut in cuts} - {0})
-        assert harness.count(launch, block, edges).tobytes() == ops.tobytes()
-    assert_work(launch, np.concatenate(computed))
-
-
-def assert_work(launch, ops):
-    """`issued_*` are the sums over the operations."""
-    amount = {
-        kind: int((mine["m"].astype(np.int64) * mine["n"] * mine["k"]).sum())
-        for kind in (MATRIX, EXP, VECTOR)
-        for mine in [ops[ops["kind"] == kind]]
-    }
-    assert launch.work.issued_flops == 2 * amount[MATRIX]
-    assert launch.work.issued_exps == amount[EXP]
-    assert launch.work.issued_vector_ops == amount[VECTOR]
+    harness.assert_ranges(launch, computed, cuts)
+    harness.assert_work(launch, computed)
 
 
 @pytest.mark.parametrize(

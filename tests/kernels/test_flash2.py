@@ -14,7 +14,6 @@ from iosim.kernels import load_kernel, reference
 from iosim.kernels.attention import parameters
 from iosim.kernels.masks import key_spans, key_tiles, keys_loaded, query_tiles, visited
 from iosim.launch import why_not
-from iosim.ops import EXP, MATRIX, VECTOR
 from iosim.problem import Attention, Schedule
 from iosim.profiles import load_profile
 
@@ -39,14 +38,6 @@ def assert_right(arrays, problem):
         np.testing.assert_allclose(arrays["lse"], lse, rtol=1e-10, atol=1e-10)
 
 
-def assert_counts_what_it_computes(harness, launch, computed, cuts):
-    """The counting version gives the same operations, in whatever ranges they are asked for."""
-    for block, ops in enumerate(computed):
-        edges = sorted({cut % max(launch.steps, 1) for cut in cuts} - {0})
-        counted = harness.count(launch, block, edges)
-        assert counted.tobytes() == ops.tobytes()
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
@@ -62,8 +53,8 @@ def test_computes_attention_in_blocks(harness, data, tile, order, stages, peak, 
     arrays = harness.attention_arrays(problem, peak)
     computed = harness.compute(harness.exact(launch), arrays)
     assert_right(arrays, problem)
-    assert_counts_what_it_computes(harness, launch, computed, cuts)
-    assert_work(launch, computed)
+    harness.assert_ranges(launch, computed, cuts)
+    harness.assert_work(launch, computed)
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,29 +70,14 @@ def test_computes_attention_in_grid_steps(harness, data, tile, order, cuts):
     arrays = harness.attention_arrays(problem)
     computed = harness.compute(harness.exact(launch), arrays)
     assert_right(arrays, problem)
-    assert_counts_what_it_computes(harness, launch, computed, cuts)
-    assert_work(launch, computed)
+    harness.assert_ranges(launch, computed, cuts)
+    harness.assert_work(launch, computed)
     counts = run_grid(launch, TPU)
     forms = forms_of(problem, Schedule(tile=tile, order=order), TPU)
     assert counts.traffic.vmem_fill_bytes == forms["vmem_fill_bytes"]
     assert counts.traffic.vmem_drain_bytes == forms["vmem_drain_bytes"]
     for name in ("Q", "K", "V"):
         assert counts.operands[name].vmem_fill_bytes >= counts.operands[name].unique_bytes
-
-
-def assert_work(launch, blocks):
-    """`issued_*` are the sums over the operations."""
-    ops = np.concatenate(blocks)
-    amount = {
-        kind: int((mine["m"].astype(np.int64) * mine["n"] * mine["k"]).sum())
-        for kind in (MATRIX, EXP, VECTOR)
-        for mine in [ops[ops["kind"] == kind]]
-    }
-    assert launch.work.issued_flops == 2 * amount[MATRIX]
-    assert launch.work.issued_exps == amount[EXP]
-    assert launch.work.issued_vector_ops == amount[VECTOR]
-    assert launch.work.flops <= launch.work.issued_flops
-    assert launch.work.exps <= launch.work.issued_exps
 
 
 TRACED = {

@@ -14,7 +14,6 @@ from iosim.errors import RequestError
 from iosim.kernels import load_kernel, reference, rounding
 from iosim.kernels.split_kv import default_splits, wave_efficiency
 from iosim.launch import why_not
-from iosim.ops import EXP, MATRIX, VECTOR
 from iosim.problem import Attention, Schedule
 from iosim.problem_variants import Decode
 from iosim.profiles import load_profile, profile_names
@@ -63,10 +62,8 @@ def test_computes_attention_from_any_splits(harness, data, tile, splits, stages,
     arrays = arrays_of(harness, problem, splits, peak)
     for launch in planned(problem, schedule):
         computed = harness.compute(harness.exact(launch), arrays)
-        for block, ops in enumerate(computed):
-            edges = sorted({cut % max(launch.steps, 1) for cut in cuts} - {0})
-            assert harness.count(launch, block, edges).tobytes() == ops.tobytes()
-        assert_work(launch, np.concatenate(computed))
+        harness.assert_ranges(launch, computed, cuts)
+        harness.assert_work(launch, computed)
     o, _ = expected(arrays, problem)
     np.testing.assert_allclose(arrays["O"], o, rtol=1e-10, atol=1e-10)
 
@@ -82,26 +79,12 @@ def test_computes_attention_in_grid_steps(harness, data, tile, cuts):
     (launch,) = planned(problem, Schedule(tile=tile), TPU)
     arrays = arrays_of(harness, problem, 1)
     computed = harness.compute(harness.exact(launch), arrays)
-    for block, ops in enumerate(computed):
-        edges = sorted({cut % max(launch.steps, 1) for cut in cuts} - {0})
-        assert harness.count(launch, block, edges).tobytes() == ops.tobytes()
-    assert_work(launch, np.concatenate(computed))
+    harness.assert_ranges(launch, computed, cuts)
+    harness.assert_work(launch, computed)
     np.testing.assert_allclose(arrays["O"], expected(arrays, problem)[0], rtol=1e-10, atol=1e-10)
     moved = run_grid(launch, TPU).traffic
     for form in KERNEL.closed_forms(problem, Schedule(tile=tile), TPU)[1:]:
         assert getattr(moved, form.quantity) == form.value, form.quantity
-
-
-def assert_work(launch, ops):
-    """`issued_*` are the sums over the operations."""
-    amount = {
-        kind: int((mine["m"].astype(np.int64) * mine["n"] * mine["k"]).sum())
-        for kind in (MATRIX, EXP, VECTOR)
-        for mine in [ops[ops["kind"] == kind]]
-    }
-    assert launch.work.issued_flops == 2 * amount[MATRIX]
-    assert launch.work.issued_exps == amount[EXP]
-    assert launch.work.issued_vector_ops == amount[VECTOR]
 
 
 SIZE = {"batch": 2, "heads": 4, "kv_heads": 2, "seqlen": 3, "seqlen_k": 29, "head_dim": 4}

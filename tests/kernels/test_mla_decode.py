@@ -10,7 +10,6 @@ from iosim.engine.grid import run_grid
 from iosim.errors import RequestError
 from iosim.kernels import load_kernel, reference, rounding
 from iosim.launch import why_not
-from iosim.ops import EXP, MATRIX, VECTOR
 from iosim.problem import Attention, Schedule
 from iosim.problem_variants import LatentDecode
 from iosim.profiles import load_profile, profile_names
@@ -70,10 +69,8 @@ def test_computes_latent_attention(harness, problem, tile, splits, cuts):
     arrays = arrays_of(problem, splits)
     for launch in planned(problem, Schedule(tile=tile, splits=splits)):
         computed = harness.compute(harness.exact(launch), arrays)
-        for block, ops in enumerate(computed):
-            edges = sorted({cut % max(launch.steps, 1) for cut in cuts} - {0})
-            assert harness.count(launch, block, edges).tobytes() == ops.tobytes()
-        assert_work(launch, np.concatenate(computed))
+        harness.assert_ranges(launch, computed, cuts)
+        harness.assert_work(launch, computed)
     np.testing.assert_allclose(arrays["O"], expected(arrays, problem), rtol=1e-10, atol=1e-10)
 
 
@@ -83,24 +80,12 @@ def test_computes_latent_attention_in_grid_steps(harness, problem, tile):
     (launch,) = planned(problem, Schedule(tile=tile), TPU)
     arrays = arrays_of(problem, 1)
     computed = harness.compute(harness.exact(launch), arrays)
-    assert_work(launch, np.concatenate(computed))
+    harness.assert_work(launch, computed)
     np.testing.assert_allclose(arrays["O"], expected(arrays, problem), rtol=1e-10, atol=1e-10)
     moved = run_grid(launch, TPU)
     for form in KERNEL.closed_forms(problem, Schedule(tile=tile), TPU)[1:]:
         assert getattr(moved.traffic, form.quantity) == form.value, form.quantity
     assert moved.operands["KV"].vmem_fill_bytes >= moved.operands["KV"].unique_bytes
-
-
-def assert_work(launch, ops):
-    """`issued_*` are the sums over the operations."""
-    amount = {
-        kind: int((mine["m"].astype(np.int64) * mine["n"] * mine["k"]).sum())
-        for kind in (MATRIX, EXP, VECTOR)
-        for mine in [ops[ops["kind"] == kind]]
-    }
-    assert launch.work.issued_flops == 2 * amount[MATRIX]
-    assert launch.work.issued_exps == amount[EXP]
-    assert launch.work.issued_vector_ops == amount[VECTOR]
 
 
 SIZE = {"batch": 2, "heads": 3, "seqlen": 2, "seqlen_k": 29, "head_dim": 6, "latent_dim": 4}

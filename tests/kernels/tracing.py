@@ -14,20 +14,18 @@ import random
 import struct
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from hypothesis import strategies as st
 
 from iosim.chip import Chip
-from iosim.kernels import load_kernel, reference
+from iosim.kernels import load_kernel
 from iosim.launch import Launch
 from iosim.memory.layout import matrix
-from iosim.ops import ATOMIC, LOAD, MATRIX, MULTICAST, OP_DTYPE, STORE, WINDOW
-from iosim.problem import Attention, Problem, Schedule
+from iosim.ops import ATOMIC, EXP, LOAD, MATRIX, MULTICAST, OP_DTYPE, STORE, VECTOR, WINDOW
+from iosim.problem import Problem, Schedule
 from iosim.profiles import load_profile
 from iosim.units import dtype_bytes
 
@@ -121,6 +119,31 @@ def compute(launch: Launch, arrays: dict) -> list:
         assert done, f"{launch.name}: block {block} is not done after {launch.steps} steps"
         every.append(ops)
     return every
+
+
+def assert_work(launch: Launch, blocks: list) -> None:
+    """`issued_*` are the sums over the operations of all blocks, and hold what is asked for."""
+    ops = np.concatenate(blocks)
+    amount = {
+        kind: int((mine["m"].astype(np.int64) * mine["n"] * mine["k"]).sum())
+        for kind in (MATRIX, EXP, VECTOR)
+        for mine in [ops[ops["kind"] == kind]]
+    }
+    work = launch.work
+    found = {"flops": 2 * amount[MATRIX], "exps": amount[EXP], "vector_ops": amount[VECTOR]}
+    for name, value in found.items():
+        issued = getattr(work, f"issued_{name}")
+        assert issued == value, f"{launch.name}: issued_{name} {issued}, not {value}"
+    assert work.flops <= work.issued_flops, launch.name
+    assert work.exps <= work.issued_exps, launch.name
+
+
+def assert_ranges(launch: Launch, blocks: list, cuts=()) -> None:
+    """The counting version gives the operations of `blocks`, in whatever ranges it is asked for."""
+    for block, ops in enumerate(blocks):
+        edges = sorted({cut % max(launch.steps, 1) for cut in cuts} - {0})
+        again = count(launch, block, edges)
+        assert again.tobytes() == ops.tobytes(), f"block {block}: cut at {edges} it differs"
 
 
 def byte_strides(shape, size_bytes: int, chip: Chip, likely: int):
@@ -273,56 +296,6 @@ def check_kernel(
     for launch in load_kernel(name).launches(problem, schedule, chip):
         check_launch(exact(launch) if unrounded else launch, chip, arrays, rng)
     return arrays
-
-
-def chip_of(cores: int, rows: int = 4, profile: str = "h200") -> Chip:
-    """A chip with `cores` cores, whose warp-group products have `rows` rows.
-
-    On it small problems have many tiles for each block.
-    """
-    chip = load_profile(profile)
-    rates = tuple(replace(r, min_rows=rows if r.min_rows > 1 else 1) for r in chip.rates)
-    return replace(chip, cores=replace(chip.cores, count=cores), rates=rates)
-
-
-@st.composite
-def attention_problems(draw, longest: int = 24, longest_k: int = 24) -> Attention:
-    """Small attention problems with every kind of mask and grouping, fully masked rows included."""
-    kv_heads = draw(st.integers(1, 2))
-    return Attention(
-        batch=draw(st.integers(1, 2)),
-        heads=kv_heads * draw(st.integers(1, 3)),
-        kv_heads=kv_heads,
-        seqlen=draw(st.integers(1, longest)),
-        seqlen_k=draw(st.integers(1, longest_k)),
-        head_dim=draw(st.sampled_from([1, 3, 8])),
-        causal=draw(st.booleans()),
-        align=draw(st.sampled_from(["bottom-right", "top-left"])),
-        window=draw(st.sampled_from([0, 0, 1, 2, 5, 30])),
-        dtype="bf16",
-    )
-
-
-def attention_arrays(problem: Attention, peak: float = 0.0) -> dict:
-    """Random Q, K, V and room for what the attention kernels write; logits up to ±`peak`."""
-    rng = np.random.default_rng(problem.seqlen * 1000 + problem.seqlen_k)
-    heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
-    q = rng.standard_normal((heads, problem.seqlen, problem.head_dim))
-    k, v = rng.standard_normal((2, kv_heads, problem.seqlen_k, problem.head_dim))
-    if peak:
-        logits = reference.scores(q, k, problem)
-        q *= peak / max(1e-9, np.abs(logits[np.isfinite(logits)]).max(initial=0.0))
-    return {
-        "Q": q,
-        "K": k,
-        "V": v,
-        "O": np.zeros_like(q),
-        "lse": np.zeros((heads, problem.seqlen)),
-        "l": np.zeros((heads, problem.seqlen)),
-        "m": np.full((heads, problem.seqlen), -np.inf),
-        "S": np.zeros((heads, problem.seqlen, problem.seqlen_k)),
-        "P": np.zeros((heads, problem.seqlen, problem.seqlen_k)),
-    }
 
 
 class Tracer:
