@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iosim.chip import Chip, Limits
-from iosim.errors import DoesNotFitError
+from iosim.errors import DoesNotFitError, RequestError
 from iosim.problem import Problem, Schedule
 from iosim.traffic import Work
 from iosim.units import format_bytes, format_capacity, round_up
@@ -116,6 +116,15 @@ class Kernel:
     sources: tuple[str, ...] = field(default=())
     variants: tuple[str, ...] = field(default=())
     sketch: tuple[Problem, Schedule] | None = None
+
+
+def require_form(kernel: Kernel, chip: Chip) -> None:
+    """Raises RequestError where `kernel` has no form for the machine that `chip` is."""
+    if chip.machine not in kernel.machines:
+        raise RequestError(
+            f"kernel {kernel.name} has no form for {chip.name} (a {chip.machine}); "
+            f"it has: {', '.join(kernel.machines)}"
+        )
 
 
 def why_not(footprint: Footprint, chip: Chip) -> str | None:

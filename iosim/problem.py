@@ -16,11 +16,12 @@ MODES = ("private", "shared")
 MOST_SPILLS = 1 << 17  # 512 KB of local memory a thread (CUDA C++ Programming Guide, limits)
 
 
-def _require_positive(record: object, *names: str) -> None:
+def require_at_least(least: int, record: object, *names: str) -> None:
+    """Raises RequestError where a field of `record` is less than `least`."""
     for name in names:
         value = getattr(record, name)
-        if value < 1:
-            raise RequestError(f"{name} must be at least 1, not {value}")
+        if value < least:
+            raise RequestError(f"{name} must be at least {least}, not {value}")
 
 
 def _require_choice(name: str, value: str, possible: tuple[str, ...]) -> None:
@@ -56,7 +57,7 @@ class Attention:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "seqlen_k", self.seqlen_k or self.seqlen)
         object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)
-        _require_positive(self, "batch", "heads", "kv_heads", "seqlen", "seqlen_k", "head_dim")
+        require_at_least(1, self, "batch", "heads", "kv_heads", "seqlen", "seqlen_k", "head_dim")
         if self.heads % self.kv_heads:
             raise RequestError(
                 f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly; "
@@ -146,7 +147,7 @@ class Gemm:
     dtype: str = "fp16"
 
     def __post_init__(self) -> None:
-        _require_positive(self, "m", "n", "k")
+        require_at_least(1, self, "m", "n", "k")
         dtype_bytes(self.dtype)
 
     def matrix_flops(self) -> int:
@@ -169,7 +170,7 @@ class Stream:
     dtype: str = "fp16"
 
     def __post_init__(self) -> None:
-        _require_positive(self, "elements", "reps", "stride")
+        require_at_least(1, self, "elements", "reps", "stride")
         _require_choice("mode", self.mode, MODES)
         dtype_bytes(self.dtype)
 
@@ -188,7 +189,7 @@ class Rows:
     dtype: str = "fp16"
 
     def __post_init__(self) -> None:
-        _require_positive(self, "rows", "cols")
+        require_at_least(1, self, "rows", "cols")
         dtype_bytes(self.dtype)
 
     @property
@@ -235,7 +236,7 @@ class Schedule:
         for name in ("stages", "warps", "registers", "shared_bytes", "spills", "splits", "cluster"):
             if (getattr(self, name) or 0) < 0:
                 raise RequestError(f"{name} must not be negative")
-        _require_positive(self, "group")
+        require_at_least(1, self, "group")
         if (self.spills or 0) > MOST_SPILLS:
             raise RequestError(f"spills must be at most {MOST_SPILLS:,}, not {self.spills}")
         if self.stages > 8:

@@ -11,13 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iosim.errors import RequestError
-from iosim.problem import Attention
+from iosim.problem import Attention, require_at_least
 from iosim.units import ceil_div
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise RequestError(f"{name} must be at least {least}, not {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +36,8 @@ class PagedDecode(Decode):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least("page_size", self.page_size, 1)
-        _at_least("pattern_seed", self.pattern_seed, 0)
+        require_at_least(1, self, "page_size")
+        require_at_least(0, self, "pattern_seed")
 
     @property
     def pages(self) -> int:
@@ -101,8 +96,8 @@ class BlockSparse(Attention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least("mask_block", self.mask_block, 1)
-        _at_least("pattern_seed", self.pattern_seed, 0)
+        require_at_least(1, self, "mask_block")
+        require_at_least(0, self, "pattern_seed")
         if not 0 <= self.density <= 1:
             raise RequestError(f"density must be from 0 to 1, not {self.density}")
         height, width = self.block_shape

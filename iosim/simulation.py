@@ -12,7 +12,7 @@ from iosim.engine.counts import Counts
 from iosim.engine.grid import run_grid
 from iosim.errors import RequestError
 from iosim.kernels import load_kernel
-from iosim.launch import Kernel, Launch, tensors_too_large, why_not
+from iosim.launch import Kernel, Launch, require_form, tensors_too_large, why_not
 from iosim.problem import Problem, Schedule
 from iosim.result import LaunchResult, Result
 from iosim.timing.roofline import floor_times
@@ -42,7 +42,8 @@ def simulate(
     """
     if cache not in CACHES:
         raise RequestError(f"cache must be one of {', '.join(CACHES)}, not {cache!r}")
-    algorithm = _kernel_for(kernel, chip)
+    algorithm = load_kernel(kernel)
+    require_form(algorithm, chip)
     full = complete(algorithm, problem, chip, schedule or Schedule())
     planned = _chosen(algorithm.launches(problem, full, chip), only)
     clock = clock_hz or chip.cores.clock_hz
@@ -65,17 +66,6 @@ def simulate(
         runs = list(pool.map(lambda seed: _run(planned, chip, cache, clock, seed), seeds))
     results = [dataclasses.replace(outcome, launches=run) for run in runs]
     return dataclasses.replace(results[0], band=_band(results))
-
-
-def _kernel_for(name: str, chip: Chip) -> Kernel:
-    """The kernel of that name. Raises RequestError where it has no form for the chip's machine."""
-    kernel = load_kernel(name)
-    if chip.machine not in kernel.machines:
-        known = ", ".join(kernel.machines)
-        raise RequestError(
-            f"kernel {name} has no form for {chip.name} (a {chip.machine}); it has: {known}"
-        )
-    return kernel
 
 
 def _chosen(planned: tuple[Launch, ...], only: str) -> tuple[Launch, ...]:

@@ -19,11 +19,11 @@ import torch
 import triton
 
 from iosim.collect.cases import Case, probes
+from iosim.collect.ncu import RANGE
 from iosim.kernels.device import probes as kernels
 
 SLOTS = 5  # numbers that a program notes: begin and end in ns and in cycles, its core
 BLOCK = 4096
-RANGE = "iosim:"  # how a profiler knows the ranges that are ours
 DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -183,16 +183,14 @@ def stream_blocks(p: dict[str, Any]) -> int:
 
 
 def latencies(took: Any) -> dict[str, Any]:
-    """Cycles of dependent loads, the first eighth left out: mean, modes, percentiles."""
+    """Cycles of dependent loads, the first eighth left out: mean, and of either half."""
     took = np.sort(took[len(took) // 8 :])
     middle = (np.percentile(took, 5) + np.percentile(took, 95)) / 2
     near, far = took[took < middle], took[took >= middle]
-    points = {str(q): float(np.percentile(took, q)) for q in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
     return {
         "mean_cycles": float(took.mean()),
         "near_cycles": float(near.mean() if near.size else took.mean()),
         "far_cycles": float(far.mean() if far.size else took.mean()),
-        "percentiles": points,
     }
 
 

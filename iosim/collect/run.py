@@ -17,6 +17,7 @@ from typing import Any
 
 from iosim.collect import ncu
 from iosim.errors import RequestError
+from iosim.report.files import require_writable, write_whole
 
 BENCH = "iosim.collect.bench"
 _FACTS = ("id", "family", "params")
@@ -35,6 +36,7 @@ def collect(
     where the profiler gives nothing.
     """
     device = _device(families)
+    require_writable(output)
     with tempfile.TemporaryDirectory() as folder:
         say(f"running the probes on {device['device']}, {repeats} times each")
         said = _bench(Path(folder), families, repeats)
@@ -50,11 +52,7 @@ def collect(
         "how": ncu.HOW if profiler else "no profiler on this machine: times only",
         "repeats": repeats,
     }
-    text = "".join(json.dumps(row) + "\n" for row in [head, *rows])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_name(output.name + ".part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(output)
+    write_whole(output, "".join(json.dumps(row) + "\n" for row in [head, *rows]))
     return len(rows)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from iosim.chip import Chip
 from iosim.errors import RequestError
-from iosim.launch import Kernel, why_not
+from iosim.launch import Kernel, require_form, why_not
 from iosim.problem import Problem, Schedule, Stream
 from iosim.result import Result
 from iosim.simulation import complete, simulate
@@ -100,11 +100,7 @@ def check(chosen: Sequence[Point]) -> None:
     """Plans every point without running it. Raises RequestError for one that cannot be planned."""
     for point in chosen:
         try:
-            if point.chip.machine not in point.kernel.machines:
-                raise RequestError(
-                    f"kernel {point.kernel.name} has no form for {point.chip.name} "
-                    f"(a {point.chip.machine}); it has: {', '.join(point.kernel.machines)}"
-                )
+            require_form(point.kernel, point.chip)
             full = complete(point.kernel, point.problem, point.chip, point.schedule)
             planned = point.kernel.launches(point.problem, full, point.chip)
             if any(launch.work.issued_flops for launch in planned):
