@@ -81,3 +81,12 @@ def test_the_committed_rows_are_of_these_cases() -> None:
     assert not any("error" in row for row in rows)
     [stored] = [row for row in rows if row["family"] == "stored-then-read"]
     assert stored["l1_fill_bytes"] == 0  # what a block stored it reads again without a fill
+
+
+def test_the_page_states_what_its_command_prints() -> None:
+    folder = ROWS.parent
+    run = subprocess.run(
+        [sys.executable, "show.py"], capture_output=True, text=True, cwd=folder, check=True
+    )
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"$ python show.py\n{run.stdout}```" in page
